@@ -1,0 +1,68 @@
+"""What a run needs of an engine, whatever carries the messages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dbo.algorithms.protocol import Array
+from dbo.algorithms.registry import Algorithm
+from dbo.platform.ledger import Ledger
+from dbo.platform.states import Flat
+from dbo.platform.topology import Network
+from dbo.tasks.problem import Problem
+
+Blocks = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an engine is to run."""
+
+    algorithm: Algorithm
+    config: Any
+    problem: Problem
+    network: Network
+    settings: dict[str, Any]            # the resolved experiment, for processes that build their part of it anew
+    blocks: Blocks | None = None        # which nodes share a process, if an earlier run has settled it
+
+
+class Engine(Protocol):
+    """Rows in blocks, blocks in processes, one synchronous round at a time.
+
+    Every method may raise `BlocksLost` when processes have died: `revive`, then `restore`, and the run goes on.
+    """
+
+    blocks: Blocks
+
+    def advance(self, round_: int) -> None:
+        """Runs round `round_` (1, 2, …) on every block."""
+
+    def rows(self, name: str) -> Array | None:
+        """x, y, z or direction of all nodes in node order; None where the algorithm has no such rows."""
+
+    def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
+        """(nodes,) f_i and g_i of all nodes at one common point."""
+
+    def sick(self) -> str | None:
+        """The first state array with NaN or inf in it."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Oracle calls of a node since the start."""
+
+    def ledger(self) -> Ledger:
+        """Bytes, values and packets of all nodes since the start."""
+
+    def snapshot(self) -> Iterator[Iterator[Flat]]:
+        """Every block's state, ledger and counters, each in parts: not all of it is in memory twice at once."""
+
+    def restore(self, blocks: list[Flat] | None) -> None:
+        """Back to a snapshot, or to the start."""
+
+    def revive(self) -> None:
+        """Replaces processes that have died; their state is not there until `restore`."""
+
+    def observe(self, record: Mapping[str, Any]) -> None:
+        """Is shown every evaluation, for operators to see."""
+
+    def close(self) -> None:
+        """Ends all that the engine started."""

@@ -1,0 +1,217 @@
+"""An experiment: one YAML file, checked completely before anything starts, and the key of its run."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from dbo.algorithms.compressors import COMPRESSORS
+from dbo.algorithms.registry import Algorithm, algorithms
+from dbo.platform import overrides as overriding
+from dbo.platform import plugins as plugging
+from dbo.platform import presets, tracking_uri, yaml_text
+from dbo.platform.components import check, make, pick, tell
+from dbo.platform.engines import ENGINES
+from dbo.platform.errors import InputError
+from dbo.platform.topology import TOPOLOGIES
+from dbo.tasks.catalog import TASKS
+from dbo.tasks.datasets import DATASETS
+from dbo.tasks.partitions import PARTITIONS
+
+Section = dict[str, Any]
+
+
+class Tracking(BaseModel):
+    """Where MLflow keeps the runs."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    uri: str | None = Field(None, description="an MLflow store; null: a sqlite file with the results; off: none")
+    experiment: str = Field("dbo", min_length=1, description="name of the MLflow experiment")
+
+    @field_validator("uri", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        return tracking_uri.OFF if value is False else value      # which YAML makes of `off`
+
+
+class Experiment(BaseModel):
+    """All that decides a run. Every key has a default; sections name a component and its parameters."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str = Field("dbo", min_length=1, max_length=100, description="what the run is called")
+    seed: int = Field(0, ge=0, lt=2**31, description="decides split, partition, graph, start and draws")
+    nodes: int = Field(10, ge=1, le=100_000, description="m, nodes in the network")
+    rounds: int = Field(50, ge=1, description="outer rounds to run")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+    dtype: Literal["float32", "float64"] = Field("float32", description="of all variables and messages")
+    task: Section = Field({"name": "coefficient_tuning"}, description="what is learnt, and from which data")
+    algorithm: Section = Field({"name": "c2dfb"}, description="how; what is left out comes from presets, then defaults")
+    topology: Section = Field({"name": "ring"}, description="who talks to whom")
+    partition: Section = Field({"name": "by_class", "h": 0.8}, description="which node holds which samples")
+    engine: Section = Field({"name": "ray"}, description="where the nodes run")
+    tracking: Tracking = Field(Tracking(), description="where MLflow keeps the runs")
+    data_dir: str | None = Field(None, description="where downloaded data lie already; null: the loaders' own cache")
+    plugins: tuple[str, ...] = Field((), description="Python files or modules with further algorithms")
+
+    @classmethod
+    def read(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> Self:
+        """The experiment in a YAML file (none: all defaults), with `key=value` overrides on top."""
+        data = yaml_text.read(Path(path)) if path is not None else {}
+        return cls(**overriding.apply(data, overriding.parse(overrides)))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _resolve(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, Mapping):
+            data = {key: tuple(v) if key == "plugins" and isinstance(v, list) else v for key, v in data.items()}
+        try:
+            made = handler(data)
+        except ValidationError as error:
+            raise InputError(tell(error, cls)) from None
+        tracking_uri.check("tracking.uri", made.tracking.uri)
+        algorithms()                # built-ins first: a plugin that takes one of their names is the one to blame
+        plugging.load(made.plugins)
+        named = {
+            key: {"name": cls.model_fields[key].default["name"], **getattr(made, key)}
+            for key in ("task", "algorithm", "topology", "partition", "engine")
+        }
+        task = _task(named["task"])
+        sections = {
+            "task": task,
+            "algorithm": _algorithm(named["algorithm"], task),
+            "topology": _component("topology", TOPOLOGIES, named["topology"]),
+            "partition": _component("partition", PARTITIONS, named["partition"]),
+            "engine": _component("engine", ENGINES, named["engine"]),
+        }
+        for name, section in sections.items():
+            object.__setattr__(made, name, section)
+        _ = made.parts    # what only shows when a component is built is an input error too
+        return made
+
+    @cached_property
+    def parts(self) -> "Parts":
+        """The components themselves, built from their sections."""
+        return Parts(self)
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole experiment as plain data, nothing left to a default."""
+        plain: dict[str, Any] = _plain(self.model_dump())
+        return plain
+
+    def to_yaml(self) -> str:
+        """As a file that `read` takes back unchanged."""
+        return yaml_text.dump(self.resolved())
+
+    @cached_property
+    def run_key(self) -> str:
+        """Identifies the run: equal keys, with nodes packed alike, give equal results.
+
+        Where data lie, runs are tracked and processes sit does not matter.
+        """
+        decisive = {key: value for key, value in self.resolved().items() if key not in {"tracking", "data_dir"}}
+        aside: frozenset[str] = getattr(ENGINES[self.engine["name"]], "aside", frozenset())
+        decisive["engine"] = {key: value for key, value in self.engine.items() if key not in aside}
+        decisive["plugins"] = plugging.digests(self.plugins)
+        decisive["version"] = [version("dbo"), plugging.built_in()]
+        if "file" in self.topology:
+            decisive["topology"] = {"name": self.topology["name"], "edges": _digest(self.topology["file"])}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+class Parts:
+    """The objects that an experiment's sections describe."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        task = experiment.task
+        self.task: Any = make("task", TASKS[task["name"]], task)
+        self.data: Any = make("task", DATASETS[task["dataset"]], task) if "dataset" in task else None
+        self.algorithm: Algorithm = algorithms()[experiment.algorithm["name"]]
+        values = dict(experiment.algorithm)
+        if "compressor" in values:
+            section = values["compressor"]
+            values["compressor"] = make("algorithm.compressor", COMPRESSORS[section["name"]], section)
+        self.config: Any = make("algorithm", self.algorithm.config, values)
+        self.topology: Any = make("topology", TOPOLOGIES[experiment.topology["name"]], experiment.topology)
+        self.partition: Any = make("partition", PARTITIONS[experiment.partition["name"]], experiment.partition)
+        self.engine: Any = make("engine", ENGINES[experiment.engine["name"]], experiment.engine)
+
+
+def _named(path: str, known: Mapping[str, Any], section: Section) -> tuple[str, Section]:
+    name = pick(f"{path}.name", section["name"], known)
+    return name, {key: value for key, value in section.items() if key != "name"}
+
+
+def _component(path: str, known: Mapping[str, type], section: Section) -> Section:
+    name, given = _named(path, known, section)
+    return {"name": name, **check(path, (known[name],), given)}
+
+
+def _task(section: Section) -> Section:
+    """A data set's parameters sit beside those of the task that uses it; some of the task's defaults depend on it."""
+    name, given = _named("task", TASKS, section)
+    task = TASKS[name]
+    kinds: tuple[type, ...] = (task,)
+    if task.datasets:
+        dataset = pick("task.dataset", given.get("dataset", task.datasets[0]), task.datasets)
+        kinds = (task, DATASETS[dataset])
+        given = {**task.usual.get(dataset, {}), **given}
+    return {"name": name, **check("task", kinds, given)}
+
+
+def _algorithm(section: Section, task: Section) -> Section:
+    """Given values, else tuned ones for this task and data set, else the algorithm's defaults."""
+    known = algorithms()
+    name, given = _named("algorithm", known, section)
+    tuned = presets.lookup(name, task["name"], task.get("dataset"))
+    config = known[name].config
+    if "compressor" not in {field.name for field in fields(config)}:
+        return {"name": name, **check("algorithm", (config,), tuned | given)}
+    filled = check("algorithm", (config,), {key: v for key, v in (tuned | given).items() if key != "compressor"})
+    usual = tuned.get("compressor") or _describe_compressor(filled["compressor"])
+    filled["compressor"] = _component("algorithm.compressor", COMPRESSORS, _over(usual, given.get("compressor")))
+    return {"name": name, **filled}
+
+
+def _over(usual: Section, given: Any) -> Section:
+    """The given compressor; where it is the usual one, its parameters are those of the usual one, unless given."""
+    if not isinstance(given, Mapping | None):
+        raise InputError(f"algorithm.compressor: {given!r} is not allowed; must be a mapping with a name")
+    given = given or {}
+    return {**usual, **given} if given.get("name", usual["name"]) == usual["name"] else dict(given)
+
+
+def _describe_compressor(compressor: Any) -> Section:
+    name = next((name for name, kind in COMPRESSORS.items() if kind is type(compressor)), None)
+    if name is None:
+        raise InputError(f"algorithm.compressor: {compressor!r} is not allowed; allowed: {', '.join(COMPRESSORS)}")
+    return {"name": name, **asdict(compressor)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"topology.file: {path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,113 @@
+"""The in-process engine: all blocks in this process, in lockstep, without any transport.
+
+One block of all nodes is what experiments use: rows are stacked, nothing is encoded, every byte counted. With several
+blocks the packets are really encoded and decoded between them; tests hold the two against each other.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge
+from threadpoolctl import ThreadpoolController
+from typing_extensions import Doc
+
+from dbo.algorithms.protocol import Array
+from dbo.algorithms.registry import Algorithm
+from dbo.platform.device import arithmetic
+from dbo.platform.engine import Blocks, Work
+from dbo.platform.host import Host, Packets
+from dbo.platform.ledger import Ledger
+from dbo.platform.states import Flat, parts
+from dbo.platform.topology import Network
+from dbo.tasks.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """All nodes in this process, as one block of stacked rows."""
+
+    threads: Annotated[int, Ge(1), Doc("threads of the linear algebra; results are bit-identical for equal counts")] = 1
+
+    def notice(self) -> str | None:
+        """Nothing to wait for."""
+        return None
+
+    def start(self, work: Work) -> "LocalEngine":
+        """The engine, ready for the first round."""
+        blocks = work.blocks or [range(work.network.nodes)]
+        return LocalEngine(work.algorithm, work.config, work.problem, work.network, blocks, threads=self.threads)
+
+
+class LocalEngine:
+    """Drives hosts in lockstep."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        config: Any,
+        problem: Problem,
+        network: Network,
+        blocks: Blocks,
+        threads: int = 1,
+    ) -> None:
+        self._threads, self._pools = threads, ThreadpoolController()
+        with self._arithmetic():
+            self.hosts = [Host(algorithm, config, problem, network, ids) for ids in blocks]
+        self.blocks: Blocks = [list(ids) for ids in blocks]
+        self._order = np.argsort([node for ids in blocks for node in ids], kind="stable")
+
+    def _arithmetic(self) -> AbstractContextManager[None]:
+        return arithmetic(self._pools, self._threads)
+
+    def advance(self, round_: int) -> None:
+        with self._arithmetic():
+            said = [host.begin(round_) for host in self.hosts]
+            while any(packets is not None for packets in said):
+                posted: Packets = {}
+                for packets in said:
+                    posted |= packets or {}
+                said = [host.step(posted) for host in self.hosts]
+
+    def _gather(self, parts: list[Array]) -> Array:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)[self._order]
+
+    def rows(self, name: str) -> Array | None:
+        if not hasattr(self.hosts[0].algorithm.state, name) and not hasattr(self.hosts[0].state, name):
+            return None
+        return self._gather([host.rows(name) for host in self.hosts])
+
+    def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
+        with self._arithmetic():
+            f, g = zip(*(host.losses(x, y) for host in self.hosts), strict=True)
+        return self._gather(list(f)), self._gather(list(g))
+
+    def sick(self) -> str | None:
+        return next((name for host in self.hosts if (name := host.sick())), None)
+
+    def counters(self) -> Mapping[str, int]:
+        return self.hosts[0].counters()
+
+    def ledger(self) -> Ledger:
+        return Ledger.merge([host.ledger for host in self.hosts])
+
+    def snapshot(self) -> Iterator[Iterator[Flat]]:
+        for host in self.hosts:
+            yield map(host.snapshot, parts(host.sizes()))
+
+    def restore(self, blocks: list[Flat] | None) -> None:
+        flats = blocks if blocks is not None else [None] * len(self.hosts)
+        for host, flat in zip(self.hosts, flats, strict=True):
+            host.restore(flat)
+
+    def revive(self) -> None:
+        """Nothing to do: blocks in this process die only with it."""
+
+    def observe(self, record: Mapping[str, Any]) -> None:
+        """Nobody watches a process from outside."""
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.abandon()

@@ -1,0 +1,79 @@
+"""A stranger's algorithms and tasks: Python files or modules that an experiment names under `plugins`.
+
+A plugin is code and runs with the rights of whoever runs the experiment: name only files that you would run yourself.
+"""
+
+import hashlib
+import importlib
+import inspect
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from dbo.algorithms import registry
+from dbo.platform.errors import InputError
+from dbo.tasks import problem
+
+_loaded: dict[str, str] = {}      # module → digest of its source: a file that was edited meanwhile is run again
+
+
+def load(plugins: tuple[str, ...]) -> None:
+    """Imports each plugin once; what it registers can then be named in experiments."""
+    for number, plugin in enumerate(plugins):
+        where = f"plugins.{number}"
+        try:
+            if plugin.endswith(".py"):
+                _load_file(Path(plugin))
+            else:
+                importlib.import_module(plugin)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        except (Exception, SystemExit) as error:
+            raise InputError(f"{where}: {plugin} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> None:
+    name = _module(path)
+    try:
+        source = path.expanduser().read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(source).hexdigest()
+    if _loaded.get(name) == digest:
+        return
+    module = ModuleType(name)
+    module.__file__ = str(path.expanduser().resolve())
+    sys.modules[name] = module
+    try:
+        exec(compile(source, module.__file__, "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    _loaded[name] = digest
+
+
+def _module(path: Path) -> str:
+    return "dbo_plugin_" + hashlib.sha256(str(path.expanduser().resolve()).encode()).hexdigest()[:12]
+
+
+def digests(plugins: tuple[str, ...]) -> list[str]:
+    """What the loaded plugins' code is, for the run key: a changed plugin is another experiment."""
+    return [_loaded[_module(Path(plugin))] if plugin.endswith(".py") else _digest(plugin) for plugin in plugins]
+
+
+@cache
+def built_in() -> str:
+    """What the code of the shipped algorithms and tasks is: one that was edited gives other results."""
+    folders = (Path(inspect.getfile(registry)).parent, Path(inspect.getfile(problem)).parent)
+    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _digest(module: str) -> str:
+    origin = getattr(sys.modules.get(module), "__file__", None)
+    if origin is None:
+        raise InputError(f"plugins: the source of {module} cannot be found")
+    path = Path(origin)
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
