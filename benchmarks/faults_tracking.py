@@ -1,0 +1,207 @@
+"""Tests 2 to 4, tracking: drivers and sweeps that are killed, an MLflow server that is away."""
+
+import os
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import sweep_faults
+from faults_row import TINY, Row, digest, lines, timed
+
+from dbo.platform import tracking
+from dbo.platform.experiment import Experiment
+from dbo.platform.records import read_events, read_metrics
+from dbo.platform.run import run
+from dbo.platform.tracking_store import Store
+
+DBO = [sys.executable, "-c", "from dbo.platform.cli import main; main()"]
+
+
+def points(row: Row, database: Path, folder: Path, runs: int = 1) -> None:
+    """Counts points of a run that are not in a store, or are there twice; and runs that are too many or not ended."""
+    with closing(sqlite3.connect(database)) as store:
+        found = store.execute("select run_uuid, status from runs where lifecycle_stage = 'active'").fetchall()
+        row.count(len(found) == runs, f"{len(found)} MLflow runs instead of {runs}")
+        row.count(all(status == "FINISHED" for _, status in found), f"ended as {[status for _, status in found]}")
+        seen = store.execute("select step, count(*) from metrics where key = 'upper_loss' group by step").fetchall()
+        bad = store.execute("select count(*) from metrics where is_nan = 1 or abs(value) > 1.79e308").fetchone()[0]
+    due = {record["round"]: record["upper_loss"] for record in read_metrics(folder / "metrics.jsonl")}
+    row.lost += len(set(due) - {step for step, _ in seen})
+    row.doubled += sum(count - 1 for _, count in seen)
+    row.count(not bad, f"{bad} values in MLflow are not finite")
+
+
+def driver(short: bool, sabotage: bool = False, kills: int = 20) -> Row:
+    """SIGKILL at random shares of a run, then --resume. Sabotage: runs are not found by their key any more."""
+    row = Row("driver", "1 MLflow run, same hash, ≤ 1 interval redone")
+    rng, kills = random.Random(0), 1 if short else kills
+    with tempfile.TemporaryDirectory() as place:
+        base = Path(place)
+        experiment = Experiment(**{**TINY, "rounds": 400, "checkpoint_every": 10})
+        (base / "e.yaml").write_text(experiment.to_yaml())
+        calm = run(experiment, base / "calm")
+        for number in range(kills):
+            folder, database = base / f"r{number}", base / f"m{number}.db"
+            command = [*DBO, "run", "e.yaml", f"tracking.uri=sqlite:///{database}", "--out", str(folder), "--quiet"]
+            process = subprocess.Popen(command, cwd=base)
+            enough, metrics = rng.randint(2, 380), folder / "metrics.jsonl"
+            while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < enough):
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            there = read_metrics(metrics)[-1]["round"] if metrics.exists() and read_metrics(metrics) else 0
+            with timed(row):
+                subprocess.run([*command, "--resume"], cwd=base, check=True, timeout=300)
+            events = read_events(folder / "events.jsonl")
+            started = [event["after_round"] for event in events if event["kind"] == "started"]
+            redone = there - started[-1] if len(started) > 1 else 0
+            row.count(redone <= experiment.checkpoint_every, f"kill {number}: {redone} rounds redone")
+            row.count(digest(folder) == digest(calm.folder), f"kill {number}: other bits")
+            if sabotage:
+                with mock.patch.object(Store, "_find", return_value=[]):
+                    tracking.sync(folder, f"sqlite:///{database}", None)
+            lines(row, folder, experiment.rounds + 1)
+            points(row, database, folder)
+    return row
+
+
+def sweep(short: bool, sabotage: bool = False) -> Row:
+    """A sweep of 27 cells whose driver is killed, the same command again. Sabotage: a cell is changed afterwards."""
+    row = Row("sweep", "27 children, 1 parent, 0 redone")
+    cells, steps = (12, [1, 2, 3, 4]) if short else (27, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    text = sweep_faults.SWEEP.replace("[1, 2, 3, 4]", str(steps))
+    look = sweep_faults._look
+
+    def changed(out: Path, report: sweep_faults.Report) -> None:
+        cell = sorted((out / "cells").iterdir())[0]
+        kept = (cell / "metrics.jsonl").read_text().splitlines()[:-1]
+        (cell / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+        look(out, report)
+
+    kills = 1 if short else 5
+    with tempfile.TemporaryDirectory() as place, mock.patch.object(sweep_faults, "SWEEP", text), \
+            mock.patch.object(sweep_faults, "CELLS", cells), \
+            mock.patch.object(sweep_faults, "_look", changed) if sabotage else nullcontext():
+        report = sweep_faults.torture(
+            Path(place), kills=kills, seed=1, rounds=200, uri="off" if short else f"sqlite:///{place}/m.db"
+        )
+    row.tried, row.survived = cells, report.cells - report.different
+    row.lost, row.doubled = cells - report.cells, report.redone
+    row.notes.append(f"killed at shares {report.killed_at} of all rounds; {report.resumed} cells resumed, none redone")
+    if not short:
+        row.count((report.parents, report.children, report.running) == (1, cells, 0), f"MLflow: {report}")
+    return row
+
+
+class Server:
+    """An MLflow server on loopback that can be taken away."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.database = folder, folder / "server.db"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.database}",
+             "--artifacts-destination", str(self.folder / "files"), "--host", "127.0.0.1", "--port", str(self.port),
+             "--workers", "1"],
+            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        )
+
+    def wait(self) -> None:
+        for _ in range(1200):
+            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
+                return
+            time.sleep(0.1)
+        raise TimeoutError("the MLflow server does not answer")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+class Pace:
+    """Makes evaluations take their time, and does something at one of them."""
+
+    def __init__(self, pause: float, at: dict[int, Callable[[], None]]) -> None:
+        self.pause, self.at = pause, at
+
+    def started(self, experiment: Any, done: int) -> None: ...
+    def noted(self, text: str) -> None: ...
+    def ended(self, result: Any) -> None: ...
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        time.sleep(self.pause)
+        self.at.get(record["round"], lambda: None)()
+
+
+def outage(short: bool, sabotage: bool = False) -> Row:
+    """The server away in the middle of a run, then for a whole run, whose points `dbo sync` brings afterwards.
+
+    Sabotage: what is left is never brought.
+    """
+    row = Row("MLflow away", "0 lost, 0 doubled, training < 2 % slower")
+    away = 5 if short else 60
+    with tempfile.TemporaryDirectory() as place:
+        server = Server(Path(place))
+        server.start()
+        server.wait()
+        try:
+            folder = Path(place) / "while"
+            rounds = 10 * (away + 15)
+            pace = Pace(0.1, {20: server.stop, 20 + 10 * away: server.start})
+            with tracking.following(folder, server.uri, "dbo", row.notes.append):
+                run(Experiment(**{**TINY, "rounds": rounds}), folder, watcher=pace)
+                server.wait()
+            if not sabotage:
+                with timed(row):
+                    tracking.sync(folder, server.uri, "dbo")
+            points(row, server.database, folder)
+        finally:
+            server.stop()
+        folder, database = Path(place) / "whole", Path(place) / "later.db"
+        with tracking.following(folder, "http://127.0.0.1:9", "dbo", row.notes.append):
+            run(Experiment(**{**TINY, "rounds": 50}), folder)
+        if not sabotage:
+            with timed(row):
+                tracking.sync(folder, f"sqlite:///{database}", "dbo")
+        if database.exists():
+            points(row, database, folder)
+        else:
+            row.lost += 51
+        if not short:
+            _slower(row, Path(place))
+    return row
+
+
+def _slower(row: Row, place: Path) -> None:
+    """Training time with a server that does not answer against none at all: the least of three, in turn."""
+    best = {"off": float("inf"), "away": float("inf")}
+    experiment = Experiment(**{**TINY, "rounds": 2_000, "eval_every": 20, "checkpoint_every": 1_000})
+    for number in range(3):
+        for name, uri in (("off", "off"), ("away", "http://127.0.0.1:9")):
+            folder = place / f"{name}-{number}"
+            with tracking.following(folder, uri, "dbo", lambda text: None):
+                done = run(experiment, folder)
+            best[name] = min(best[name], done.summary["seconds"]["training"])
+    slower = 100 * (best["away"] / best["off"] - 1)
+    row.notes.append(f"training with a server that does not answer: {slower:+.1f} % ({best['off']:.2f} s without)")
+    row.count(slower < 2, f"training is {slower:.1f} % slower")

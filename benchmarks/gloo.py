@@ -1,0 +1,205 @@
+"""C²DFB as one would write it with torch.distributed: a process per node, a message per quantity and neighbour.
+
+The processes talk over gloo on loopback. Each quantity goes out by itself, when the algorithm's text has it ready:
+dense x and s, then in every inner step the residual of the iterate and the residual of the tracker, as (positions,
+values), first for all of the y loop and then for all of the z loop. The processes stay alive between measurements and
+wait for orders, so that other variants can be timed in between.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one node knows."""
+
+    weights: dict[int, float]                      # w_ij of itself and its neighbours
+    train: tuple[Array, Array]                     # features and labels
+    val: tuple[Array, Array]
+    classes: int
+    scale: float                                   # of the regulariser
+    steps: dict[str, float]
+    ratio: float
+
+
+def shares(problem: Any, network: Any, steps: dict[str, float], ratio: float, dtype: str) -> list[Share]:
+    """A coefficient-tuning problem, cut up."""
+
+    def taken(part: Any, index: Array) -> tuple[Array, Array]:
+        return part.features[index].astype(dtype), part.labels[index]
+
+    dense = network.weights.toarray()
+    return [
+        Share(
+            weights={j: float(dense[i, j]) for j in (i, *network.neighbours[i])},
+            train=taken(problem.samples.train, problem.train[i]), val=taken(problem.samples.val, problem.val[i]),
+            classes=problem.samples.classes, scale=problem.scale, steps=steps, ratio=ratio,
+        )
+        for i in range(problem.nodes)
+    ]
+
+
+class Node:
+    """The state of one node, and its rounds."""
+
+    def __init__(self, rank: int, share: Share) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.torch: Any = torch
+        self.dist: Any = dist
+        self.rank, self.share, self.steps = rank, share, share.steps
+        self.neighbours = [j for j in share.weights if j != rank]
+        self.levels = [tuple(map(torch.from_numpy, level)) for level in (share.train, share.val)]
+        features = self.levels[0][0]
+        self.x = torch.zeros(features.shape[1], dtype=features.dtype)
+        self.k = max(1, int(share.ratio * features.shape[1] * share.classes))
+        d = torch.zeros(features.shape[1] * share.classes, dtype=features.dtype)
+        self.loops: list[list[Any]] = []
+        for gradient in (self.h_y, self.g_y):
+            grad = gradient(d)
+            self.loops.append([gradient, d.clone(), grad.clone(), grad, *(torch.zeros_like(d) for _ in range(4))])
+        self.u = self.upper()
+        self.s = self.u.clone()
+
+    def cross_entropy(self, level: Any, w: Any) -> Any:
+        features, labels = level
+        p = self.torch.softmax(features @ w.view(-1, self.share.classes), dim=1)
+        p[self.torch.arange(len(labels)), labels] -= 1
+        return (features.T @ p / len(labels)).reshape(-1)
+
+    def g_y(self, w: Any) -> Any:
+        ridge = (2 * self.share.scale * self.torch.exp(self.x))[:, None] * w.view(-1, self.share.classes)
+        return self.cross_entropy(self.levels[0], w) + ridge.reshape(-1)
+
+    def h_y(self, w: Any) -> Any:
+        return self.cross_entropy(self.levels[1], w) / self.steps["lam"] + self.g_y(w)
+
+    def upper(self) -> Any:
+        y, z = (loop[1].view(-1, self.share.classes).square().sum(dim=1) for loop in self.loops)
+        return self.steps["lam"] * self.share.scale * self.torch.exp(self.x) * (y - z)
+
+    def mix(self, v: Any) -> Any:
+        """Σ_j w_ij v_j of a dense vector."""
+        heard = {j: self.torch.empty_like(v) for j in self.neighbours}
+        work = [self.dist.isend(v, j) for j in self.neighbours]
+        work += [self.dist.irecv(heard[j], j) for j in self.neighbours]
+        for request in work:
+            request.wait()
+        mixed = self.share.weights[self.rank] * v
+        for j in self.neighbours:
+            mixed += self.share.weights[j] * heard[j]
+        return mixed
+
+    def residual(self, v: Any, hat: Any, w_hat: Any) -> None:
+        """Sends the largest entries of v − v̂; v̂ and Σ_j w_ij v̂_j take in what was said and heard."""
+        difference = v - hat
+        at = self.torch.topk(difference.abs(), self.k, sorted=False).indices.to(self.torch.int32)
+        values = difference[at]
+        heard = {j: (self.torch.empty_like(at), self.torch.empty_like(values)) for j in self.neighbours}
+        work = [self.dist.isend(part, j) for j in self.neighbours for part in (at, values)]
+        work += [self.dist.irecv(part, j) for j in self.neighbours for part in heard[j]]
+        for request in work:
+            request.wait()
+        hat.index_add_(0, at, values)
+        w_hat.index_add_(0, at, values, alpha=self.share.weights[self.rank])
+        for j, (where, what) in heard.items():
+            w_hat.index_add_(0, where, what, alpha=self.share.weights[j])
+
+    def round(self) -> None:
+        steps = self.steps
+        wx, ws = self.mix(self.x), self.mix(self.s)
+        self.x = self.x + steps["gamma_out"] * (wx - self.x) - steps["eta_out"] * self.s
+        for loop in self.loops:
+            gradient, d, tracker, grad, d_hat, s_hat, wd_hat, ws_hat = loop
+            new = gradient(d)
+            tracker += new - grad
+            grad = new
+            for _ in range(int(steps["inner_steps"])):
+                d += steps["gamma_in"] * (wd_hat - d_hat) - steps["eta_in"] * tracker
+                self.residual(d, d_hat, wd_hat)
+                new = gradient(d)
+                tracker += steps["gamma_in"] * (ws_hat - s_hat) + new - grad
+                grad = new
+                self.residual(tracker, s_hat, ws_hat)
+            loop[3] = grad
+        new = self.upper()
+        self.s = self.s + steps["gamma_out"] * (ws - self.s) + new - self.u
+        self.u = new
+
+
+def serve(rank: int, nodes: int, meeting: str, share: Share, orders: Connection) -> None:
+    """The process of one node: runs as many rounds as it is told to, until it is told 0."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=nodes)
+    node = Node(rank, share)
+    while rounds := orders.recv():
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(rounds):
+            node.round()
+        orders.send(((time.perf_counter() - start) / rounds, node.x.numpy()))
+    dist.destroy_process_group()
+
+
+class Network:
+    """All processes, seen from the benchmark."""
+
+    def __init__(self, lines: list[Connection]) -> None:
+        self._lines = lines
+
+    def advance(self, rounds: int) -> tuple[float, Array]:
+        """Seconds per round of the slowest node, and all rows of x."""
+        for line in self._lines:
+            line.send(rounds)
+        seconds, rows = zip(*(line.recv() for line in self._lines), strict=True)
+        return max(seconds), np.stack(rows)
+
+
+@contextmanager
+def network(nodes: list[Share]) -> Iterator[Network]:
+    """Starts a process per node; ends them all."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed"])    # ten imports of torch cost more than the rest
+    processes: list[BaseProcess] = []
+    lines: list[Connection] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for rank, share in enumerate(nodes):
+                here, there = context.Pipe()
+                process = context.Process(
+                    target=serve, args=(rank, len(nodes), str(Path(folder) / "meeting"), share, there), daemon=True
+                )
+                process.start()
+                there.close()
+                processes.append(process)
+                lines.append(here)
+            yield Network(lines)
+            for line in lines:
+                line.send(0)
+            for process in processes:
+                process.join(timeout=20)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.terminate()
+                process.join(timeout=5)

@@ -1,0 +1,124 @@
+"""The kernels of wide rows against what a library offers: top-k with its encoding, and the way back.
+
+Rows have 2.03 million float32 entries, the size of a 20 Newsgroups model, and take turns, so that no variant finds its
+row in a cache. The yardstick is one in-place pass over such a row. The entropy bound is what k values and the choice of
+k positions among d need at least, 32 k + log₂ C(d, k) bits.
+
+    python benchmarks/kernels.py [--quick]
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import measure
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from dbo.algorithms import kernels, wide
+from dbo.algorithms.compressors import kept
+from dbo.algorithms.exchange import Packed, PackedRow
+from dbo.platform import wire
+from dbo.platform.device import Cpu
+
+RATIO = 0.2
+ROWS = 10
+
+
+def in_rotation(work: Callable[[int], None], rows: int) -> measure.Timed:
+    """Every call takes the next row; the seconds of one call."""
+    at = 0
+
+    def timed() -> float:
+        nonlocal at
+        at = (at + 1) % rows
+        start = time.perf_counter()
+        work(at)
+        return time.perf_counter() - start
+
+    return timed
+
+
+def entropy_bound(k: int, dim: int) -> float:
+    """Bytes that k float32 values at any k of dim positions need at least."""
+    choices = (math.lgamma(dim + 1) - math.lgamma(k + 1) - math.lgamma(dim - k + 1)) / math.log(2)
+    return (32 * k + choices) / 8
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="Kernels of wide rows against torch and against memory.")
+    options.add_argument("--quick", action="store_true", help="small and few repeats: does it run?")
+    quick = options.parse_args().quick
+    import torch
+
+    dim = 200_000 if quick else 2_032_620
+    k = kept(RATIO, dim)
+    torch.set_num_threads(1)
+    print(f"top-k {RATIO:.0%} of {dim:,} float32, one thread", flush=True)
+    Cpu()                     # memory as engines keep it
+    wide.warm("float32")
+    random = np.random.default_rng(0)
+    rows = [random.standard_normal(dim).astype(np.float32) for _ in range(ROWS)]
+    references = [np.zeros_like(row) for row in rows]
+    tensors = [torch.from_numpy(row) for row in rows]
+    packed: list[PackedRow] = [wide.top_k(row, np.zeros_like(row), k) for row in rows]
+    for row, found in zip(rows[:2], packed, strict=False):
+        positions = torch.topk(torch.from_numpy(np.abs(row)), k).indices.sort().values.numpy()
+        assert np.array_equal(positions, found.positions(dim)), "the two must select the same entries"
+    spare = np.zeros(dim, dtype=np.float32)
+
+    def one_pass(i: int) -> None:
+        np.multiply(rows[i], np.float32(-1), out=rows[i])
+
+    def of_torch(i: int) -> None:
+        indices = torch.topk(tensors[i].abs(), k, sorted=False).indices
+        tensors[i][indices]
+
+    def add(i: int) -> None:
+        kernels.add_packed1(spare, np.float32(0.5), packed[i].words, packed[i].entries)
+
+    target = torch.zeros(dim)
+    indices = [torch.from_numpy(found.positions(dim)) for found in packed]
+
+    def index_add(i: int) -> None:
+        target.index_add_(0, indices[i], tensors[i][indices[i]], alpha=0.5)
+
+    at = 0
+
+    def select() -> float:
+        nonlocal at
+        at = (at + 1) % ROWS
+        start = time.perf_counter()
+        wide.top_k(rows[at], references[at], k)
+        seconds = time.perf_counter() - start
+        references[at][:] = 0          # the reference has taken the message in: back to the start
+        return seconds
+
+    variants: dict[str, measure.Timed] = {
+        "one in-place pass": in_rotation(one_pass, ROWS),
+        "select + encode": select,
+        "torch.topk + gather": in_rotation(of_torch, ROWS),
+        "decode + add": in_rotation(add, ROWS),
+        "torch index_add": in_rotation(index_add, ROWS),
+    }
+    with threadpool_limits(1):
+        times = measure.in_turn(variants, repeats=3 if quick else 40, warm_up=2)
+    measure.show(times)
+    ours = times["select + encode"]
+    measure.judge("torch.topk + gather : select + encode", times["torch.topk + gather"], ours, least=8)
+    measure.judge("select + encode : in-place pass", ours, times["one in-place pass"], most=8)
+    measure.judge("decode + add : in-place pass", times["decode + add"], times["one in-place pass"], most=3)
+    encoded = length(packed[0], dim, k)
+    measure.judge_number("encoded bytes : entropy bound", encoded / entropy_bound(k, dim), most=1.05)
+
+
+def length(row: PackedRow, dim: int, k: int) -> int:
+    """Bytes of a whole packet with this row, header included."""
+    message: Any = {"y": Packed((row,), dim, kept=k)}
+    return len(wire.encode(wire.Header(sender=0, epoch=0, round=0, step=0), message, 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""A round of C²DFB at the size of 20 Newsgroups: 10 nodes on a ring, 2.03 million parameters each, K = 15, top-k 20 %.
+
+The naive version is what one writes first: a tensor per node, autograd through the loss, `torch.topk`, `index_add_`,
+all in one process. After the first round its y is held against the engine's. With --data-dir the real messages are used
+(a folder with scikit_learn_data/), otherwise synthetic text of the same size. Memory is the sum over all processes of a
+run of its own (PSS, so that shared pages count once), at its peak; --ray adds the same for the Ray engine.
+
+    python benchmarks/newsgroups.py [--data-dir DIR] [--ray] [--quick]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+from kernels import entropy_bound
+from round import RATIO, STEPS, local
+
+from dbo.algorithms.compressors import kept
+from dbo.platform.experiment import Experiment
+from dbo.platform.run import prepare
+
+PROC = Path("/proc")
+NODES = 10
+
+
+def text(data_dir: str | None, quick: bool, compressor: dict[str, Any], engine: str = "local") -> Experiment:
+    """The paper's first experiment, or synthetic text of its size."""
+    task: dict[str, Any] = {"name": "coefficient_tuning", "dataset": "newsgroups"}
+    if data_dir is None or quick:
+        features, documents = (4_000, 1_000) if quick else (101_631, 18_846)
+        task |= {"dataset": "synthetic_text", "features": features, "classes": 20, "documents": documents}
+    steps = {**STEPS, "eta_in": 1.0, "inner_steps": 2 if quick else 15}
+    return Experiment(
+        nodes=NODES, dtype="float32", topology={"name": "ring"}, partition={"name": "by_class", "h": 0.8}, task=task,
+        algorithm={"name": "c2dfb", **steps, "compressor": compressor}, engine={"name": engine},
+        data_dir=None if quick else data_dir,
+    )
+
+
+def naive(experiment: Experiment) -> tuple[Callable[[], None], Callable[[], Any]]:
+    """A function that runs a round, and one that answers with y."""
+    import torch
+
+    made = prepare(experiment)
+    problem: Any = made.problem
+    cfg = experiment.parts.config
+    m, p, c = problem.nodes, problem.dim_x, problem.samples.classes
+    k, weights = kept(RATIO, p * c), made.network.weights.toarray()
+
+    def level(part: Any, index: Any) -> tuple[Any, Any]:
+        mine = part.take(index)
+        a = mine.features.tocoo()
+        at = torch.from_numpy(np.stack([a.row, a.col]).astype(np.int64))
+        matrix = torch.sparse_coo_tensor(at, torch.from_numpy(a.data.astype(np.float32)), a.shape).coalesce()
+        return matrix, torch.from_numpy(mine.labels)
+
+    train = [level(problem.samples.train, problem.train[i]) for i in range(m)]
+    val = [level(problem.samples.val, problem.val[i]) for i in range(m)]
+
+    def cross_entropy(data: tuple[Any, Any], y: Any) -> Any:
+        return torch.nn.functional.cross_entropy(torch.sparse.mm(data[0], y.reshape(p, c)), data[1])
+
+    def g(i: int, x: Any, y: Any) -> Any:
+        ridge = problem.scale * (x.exp()[:, None] * y.reshape(p, c) ** 2).sum()
+        return cross_entropy(train[i], y) + ridge
+
+    def h(i: int, x: Any, y: Any) -> Any:
+        return cross_entropy(val[i], y) / cfg.lam + g(i, x, y)
+
+    def gradient(function: Any, i: int, x: Any, y: Any) -> Any:
+        leaf = y.detach().requires_grad_()
+        return torch.autograd.grad(function(i, x, leaf), leaf)[0]
+
+    def upper(i: int, x: Any, y: Any, z: Any) -> Any:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(cfg.lam * (g(i, leaf, y) - g(i, leaf, z)), leaf)[0]
+
+    x = [torch.zeros(p) for _ in range(m)]
+    loops: dict[str, list[Any]] = {}
+    for name, function in (("y", h), ("z", g)):
+        d = [torch.zeros(p * c) for _ in range(m)]
+        grad = [gradient(function, i, x[i], d[i]) for i in range(m)]
+        loops[name] = [function, d, [v.clone() for v in grad], grad]
+        loops[name] += [[torch.zeros(p * c) for _ in range(m)] for _ in range(4)]
+    u = [upper(i, x[i], loops["y"][1][i], loops["z"][1][i]) for i in range(m)]
+    s = [v.clone() for v in u]
+
+    def mixed(rows: list[Any]) -> list[Any]:
+        return [sum(weights[i, j] * rows[j] for j in range(m) if weights[i, j]) for i in range(m)]
+
+    def residuals(rows: list[Any], hats: list[Any], w_hats: list[Any]) -> None:
+        messages = []
+        for v, hat in zip(rows, hats, strict=True):
+            r = v - hat
+            indices = torch.topk(r.abs(), k).indices
+            messages.append((indices, r[indices]))
+            hat.index_add_(0, indices, r[indices])
+        for i in range(m):
+            for j in range(m):
+                if weights[i, j]:
+                    indices, values = messages[j]
+                    w_hats[i].index_add_(0, indices, values, alpha=float(weights[i, j]))
+
+    def advance() -> None:
+        nonlocal u, s, x
+        wx, ws = mixed(x), mixed(s)
+        x = [x[i] + cfg.gamma_out * (wx[i] - x[i]) - cfg.eta_out * s[i] for i in range(m)]
+        for loop in loops.values():
+            function, d, tracker, grad = loop[:4]
+            new = [gradient(function, i, x[i], d[i]) for i in range(m)]
+            loop[2], loop[3] = [tracker[i] + new[i] - grad[i] for i in range(m)], new
+        for _ in range(cfg.inner_steps):
+            for loop in loops.values():
+                function, d, tracker, grad, d_hat, s_hat, wd_hat, ws_hat = loop
+                d = loop[1] = [
+                    d[i] + cfg.gamma_in * (wd_hat[i] - d_hat[i]) - cfg.eta_in * tracker[i] for i in range(m)
+                ]
+                new = [gradient(function, i, x[i], d[i]) for i in range(m)]
+                tracker = loop[2] = [
+                    tracker[i] + cfg.gamma_in * (ws_hat[i] - s_hat[i]) + new[i] - grad[i] for i in range(m)
+                ]
+                loop[3] = new
+                residuals(d, d_hat, wd_hat)
+                residuals(tracker, s_hat, ws_hat)
+        new = [upper(i, x[i], loops["y"][1][i], loops["z"][1][i]) for i in range(m)]
+        s = [s[i] + cfg.gamma_out * (ws[i] - s[i]) + new[i] - u[i] for i in range(m)]
+        u = new
+
+    return advance, lambda: np.stack([v.numpy() for v in loops["y"][1]])
+
+
+def rounds_of(engine: Any) -> Callable[[], None]:
+    count = 0
+
+    def advance() -> None:
+        nonlocal count
+        count += 1
+        engine.advance(count)
+
+    return advance
+
+
+def pss(root: int) -> int:
+    """Bytes of a process and all below it, shared pages in equal parts."""
+    parents: dict[int, int] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    family, grown = {root}, True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in family} - family
+        family |= more
+        grown = bool(more)
+    total = 0
+    for pid in family:
+        try:
+            lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+            total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return total
+
+
+def peak(experiment: Experiment, folder: str) -> tuple[float, float]:
+    """Peak gigabytes of a whole run in processes of its own, evaluation and state file included; seconds per round."""
+    file = Path(folder) / f"{experiment.engine['name']}.yaml"
+    file.write_text(Experiment(**{**experiment.resolved(), "rounds": 2, "checkpoint_every": 1000}).to_yaml())
+    out = file.with_suffix("")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "dbo.platform.cli", "run", str(file), "--out", str(out), "--quiet"],
+        stdout=subprocess.DEVNULL,
+    )
+    most = 0
+    while run.poll() is None:
+        most = max(most, pss(run.pid))
+        time.sleep(0.2)
+    if run.returncode:
+        raise SystemExit(f"the run for memory ended with {run.returncode}")
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return most / 1e9, (json.loads(lines[-1])["seconds"]) / 2
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="A round at the size of 20 Newsgroups.")
+    options.add_argument("--data-dir", help="folder with scikit_learn_data/; without it, synthetic text")
+    options.add_argument("--ray", action="store_true", help="also the memory of a run on Ray")
+    options.add_argument("--quick", action="store_true", help="small and few repeats: does it run?")
+    chosen = options.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    torch.sparse.check_sparse_tensor_invariants.enable()
+    top_k = text(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
+    dense = text(chosen.data_dir, chosen.quick, {"name": "identity"})
+    inside, uncompressed = local(top_k), local(dense)
+    by_hand, y_by_hand = naive(top_k)
+    dim, steps = inside.hosts[0].shard.dim_y, top_k.parts.config.inner_steps
+    print(
+        f"{top_k.task['dataset']}, {dim / 1e6:.2f} million parameters per node, {NODES} nodes, ring, K = {steps}, "
+        f"float32, one thread; {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}", flush=True,
+    )
+    first = rounds_of(inside)
+    first()
+    by_hand()
+    ours, theirs = np.asarray(inside.rows("y")), y_by_hand()
+    apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+    assert apart < 1e-3, f"the two are not the same algorithm: y is apart by {apart:.1e}"
+    print(f"  the same y after a round, relative {apart:.0e}", flush=True)
+    times = measure.in_turn(
+        {
+            "naive torch": measure.clocked(by_hand, 1),
+            "top-k 20 %": measure.clocked(first, 1),
+            "uncompressed": measure.clocked(rounds_of(uncompressed), 1),
+        },
+        repeats=2 if chosen.quick else 3, warm_up=1 if chosen.quick else 0,
+    )
+    measure.show(times)
+    measure.judge("naive torch : top-k 20 %", times["naive torch"], times["top-k 20 %"], least=5)
+    measure.judge("top-k 20 % : uncompressed", times["top-k 20 %"], times["uncompressed"], most=1.6)
+    ledger = inside.ledger()
+    sent = ledger.bytes_by_channel()["y_d"].sum() / (NODES * steps * (ledger.packets[0] / (steps + 1)))
+    k = ledger.values_by_channel()["y_d"].sum() / (NODES * steps * (ledger.packets[0] / (steps + 1)))
+    measure.judge_number("bytes of a message : entropy bound", sent / entropy_bound(int(k), dim), most=1.05)
+    if not PROC.exists():
+        print("  memory: not measured, there is no /proc here", flush=True)
+        return
+    del inside, uncompressed, by_hand, y_by_hand, first, ours, theirs
+    with tempfile.TemporaryDirectory() as folder:
+        for engine in ("local", "ray") if chosen.ray else ("local",):
+            most, seconds = peak(text(chosen.data_dir, chosen.quick, top_k.algorithm["compressor"], engine), folder)
+            print(f"  {engine}: {seconds:.2f} s a round", flush=True)
+            measure.judge_number(f"peak memory of a run, engine {engine}", most, most=3, unit=" GB")
+
+
+if __name__ == "__main__":
+    main()
