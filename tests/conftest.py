@@ -1,0 +1,58 @@
+"""What all tests share: the one way to skip a test for want of something the machine may not have.
+
+A test that needs a browser or the shared data asks for it:
+
+    def test_report_opens(require: Require) -> None:
+        require("browser", shutil.which("chromium") is not None)
+
+Where it is missing the test is skipped, unless DBO_REQUIRE names it (comma-separated): then the test fails. Continuous
+integration sets DBO_REQUIRE, so a machine that lost its browser cannot pass by skipping.
+"""
+
+import os
+from typing import Literal, Protocol
+
+import pytest
+
+Need = Literal["browser", "data"]
+NEEDS: dict[str, str] = {"browser": "a browser", "data": "the shared data"}
+
+
+class Require(Protocol):
+    def __call__(self, need: Need, available: bool) -> None: ...
+
+
+def pytest_configure() -> None:
+    """A misspelt name would require nothing, in silence."""
+    unknown = required() - NEEDS.keys()
+    if unknown:
+        raise pytest.UsageError(f"DBO_REQUIRE: unknown {sorted(unknown)}, allowed are {sorted(NEEDS)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on Ray share one cluster, so they stay in one process; the others go to whichever is free."""
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+@pytest.fixture
+def require() -> Require:
+    """Skips the test if what it needs is not available; fails it if DBO_REQUIRE promised that it would be."""
+    return check_need
+
+
+def check_need(need: Need, available: bool) -> None:
+    if need not in NEEDS:
+        raise ValueError(f"unknown need {need!r}, allowed are {sorted(NEEDS)}")
+    if available:
+        return
+    message = f"needs {NEEDS[need]}, which is not here"
+    if need in required():
+        pytest.fail(f"{message} although DBO_REQUIRE names it", pytrace=False)
+    pytest.skip(message)
+
+
+def required() -> set[str]:
+    return {name.strip() for name in os.environ.get("DBO_REQUIRE", "").split(",")} - {""}

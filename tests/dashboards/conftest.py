@@ -1,0 +1,62 @@
+"""Small real runs for the tests of this room, made once."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dbo.platform.experiment import Experiment
+from dbo.platform.run import run
+
+TINY: dict[str, Any] = {"nodes": 4, "rounds": 8, "engine": {"name": "local"}}
+QUADRATIC: dict[str, Any] = {
+    **TINY, "dtype": "float64", "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8},
+    "algorithm": {"name": "c2dfb", "inner_steps": 2, "eta_in": 0.3, "eta_out": 0.1, "gamma_in": 0.3},
+}
+
+
+def write_group(folder: Path, members: list[str], **changes: Any) -> None:
+    (folder / "group.json").write_text(json.dumps({
+        "kind": "sweep", "name": folder.name, "key": "0" * 64, "command": f"dbo sweep {folder.name}",
+        "started": "2026-01-01T00:00:00+00:00", "status": "finished", "target": "node_accuracy_mean=0.6",
+        "members": members, "axes": {}, "tracking": {"uri": None, "experiment": "dbo"}, **changes,
+    }))
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """compare/: two algorithms, two seeds, two settings; sweep/: c2dfb with three K; quadratic/, diverged/: one run."""
+    root = tmp_path_factory.mktemp("made")
+    members = []
+    for algorithm in ("c2dfb", "mdbo"):
+        for seed in (0, 1):
+            for topology, partition in (("ring", {"name": "iid"}), ("complete", {"name": "by_class", "h": 0.8})):
+                members.append(f"{algorithm}-{seed}-{topology}")
+                run(Experiment(**TINY, seed=seed, name="small", algorithm={"name": algorithm},
+                               topology={"name": topology}, partition=partition), root / "compare" / members[-1])
+    write_group(root / "compare", members, kind="compare", command="dbo compare --algorithms c2dfb,mdbo")
+    cells = [f"cells/k{k}" for k in (1, 3, 9)]
+    for cell, k in zip(cells, (1, 3, 9), strict=True):
+        run(Experiment(**TINY, algorithm={"name": "c2dfb", "inner_steps": k}), root / "sweep" / cell)
+    write_group(
+        root / "sweep", cells, axes={"algorithm.inner_steps": [1, 3, 9]}, claim="A few <b>steps</b> are enough."
+    )
+    run(Experiment(**QUADRATIC), root / "quadratic")
+    wild = {"name": "c2dfb", "eta_in": 1e4}
+    run(Experiment(**{**TINY, "name": "<script>window.hacked=1</script>", "algorithm": wild}), root / "diverged")
+    return root
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of one of these folders, to be damaged."""
+
+    def copied(name: str) -> Path:
+        target = tmp_path / name
+        shutil.copytree(made / name, target)
+        return target
+
+    return copied

@@ -1,0 +1,121 @@
+"""Who wins, and how sure that is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dbo.dashboards import standings
+from dbo.dashboards.cells import order
+from dbo.dashboards.charts_curves import POINTS, curves
+from dbo.dashboards.charts_sensitivity import sensitivity
+from dbo.dashboards.estimates import band, estimate, rounded, show, thin
+from dbo.dashboards.gather import gather
+from dbo.dashboards.palette import look, shades
+from dbo.platform.records import Target, read_metrics
+
+
+def test_price_of_the_target_is_that_of_the_first_evaluation_beyond_it(made: Path) -> None:
+    """Mean over seeds of what metrics.jsonl says, with an interval that holds it."""
+    ordered = order(gather([made / "compare"]))
+    assert [ordered.label(s) for s in ordered.settings] == ["ring · iid", "complete · by_class h=0.8"]
+    cell = ordered.within(ordered.settings[0])[0]
+    expected = []
+    for seed in (0, 1):
+        lines = read_metrics(made / "compare" / f"c2dfb-{seed}-ring" / "metrics.jsonl")
+        expected.append(next(line["comm_mb"] for line in lines if line["node_accuracy_mean"] >= 0.6))
+    price = cell.price("comm_mb")
+    assert price is not None
+    assert price.mean == pytest.approx(np.mean(expected))
+    assert price.count == 2
+    assert price.low is not None
+    assert price.high is not None
+    assert price.low <= price.mean <= price.high
+
+
+def test_winner_is_the_best_of_those_that_reached_the_target(made: Path) -> None:
+    ordered = order(gather([made / "compare"]))
+    for setting in ordered.settings:
+        found = standings.win(ordered, setting, standings.ROUNDS)
+        assert found is not None
+        for cell in ordered.within(setting):
+            price = cell.price("round")
+            assert price is None or price.mean >= found.value.mean
+    bold = [row for row in standings.rows(ordered) if row["values"][0]["best"]]
+    assert len(bold) == 2
+
+
+def test_target_that_nobody_reaches_is_told(made: Path) -> None:
+    ordered = order(gather([made / "compare"], Target("node_accuracy_mean", 1.5)))
+    assert all(card["value"] == "nobody" for card in standings.cards(ordered)[:3])
+    assert "nobody reached" in standings.words(ordered)[0]
+    assert standings.rows(ordered)[0]["values"][0]["text"] == "not reached"
+    assert standings.rows(ordered)[0]["values"][0]["range"].startswith("best 0.")
+    assert standings.rows(ordered)[0]["values"][1]["text"] == "–"
+
+
+def test_diverged_run_wins_nothing_and_says_so(made: Path) -> None:
+    ordered = order(gather([made / "diverged"]))
+    assert standings.win(ordered, ordered.settings[0], standings.ACCURACY) is None
+    assert "diverged" in standings.rows(ordered)[0]["state"]
+    assert curves(ordered)[0]["bad"]
+
+
+def test_variants_are_what_differs(made: Path) -> None:
+    """Runs of a sweep are named by their parameters; seeds are not variants."""
+    assert [cell.variant for cell in order(gather([made / "sweep"])).cells] == ["K=1", "K=3", "K=9"]
+    compared = order(gather([made / "compare"]))
+    assert {cell.variant for cell in compared.cells} == {""}
+    assert {len(cell.runs) for cell in compared.cells} == {2}
+
+
+def test_sensitivity_sets_the_claim_beside_what_was_measured(made: Path) -> None:
+    (panel,) = sensitivity(order(gather([made / "sweep"])))
+    assert panel["key"] == "algorithm.inner_steps"
+    assert [point["value"] for point in panel["points"]] == [1.0, 3.0, 9.0]
+    assert [who for who, _ in panel["said"]] == ["The paper", "Claim"]
+    assert panel["said"][1][1] == "A few <b>steps</b> are enough."
+    last = read_metrics(made / "sweep" / "cells" / "k9" / "metrics.jsonl")[-1]["node_accuracy_mean"]
+    assert panel["points"][2]["final"][0] == pytest.approx(last, rel=1e-3)
+    assert sensitivity(order(gather([made / "compare"]))) == []
+
+
+def test_bootstrap_interval_covers_the_mean_of_known_draws() -> None:
+    """95 % intervals of thirty normal values hold the true mean in about 95 % of repetitions."""
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(200):
+        found = estimate(rng.normal(3.0, 1.0, 30).tolist())
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 3.0 <= found.high
+    assert 0.88 <= held / 200 <= 0.99
+    low, high = band(np.stack([np.full(5, 1.0), np.full(5, 2.0)]))
+    assert (low >= 1).all()
+    assert (high <= 2).all()
+    assert estimate([None]) is None
+
+
+def test_thinned_curves_keep_ends_and_crossings() -> None:
+    positions = thin(100_000, POINTS, keep=[12_345])
+    assert len(positions) <= POINTS
+    assert positions[0] == 0
+    assert positions[-1] == 99_999
+    assert 12_345 in positions
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert rounded([1.23456789, 1e6, float("nan")]) == [1.235, 1000000, None]
+    assert [show(v) for v in (0.0, 12345.6, 3.14159, 1e-7, None)] == ["0", "12\u202f346", "3.14", "1.00e-7", "–"]
+
+
+def test_an_algorithm_has_one_look() -> None:
+    """Built-in ones differ from each other in colour or dash; strangers have a stable one."""
+    names = [
+        "c2dfb", "c2dfb_nc", "madsbo", "mdbo", "madsbo_gt", "vrdbo", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo",
+        "f2ba", "bome",
+    ]
+    assert len({(look(name).light, look(name).dash) for name in names}) == len(names)
+    assert look("mine") == look("mine")
+    assert len(set(shades(12))) == 12

@@ -1,0 +1,216 @@
+"""Nobody is let in and nothing leaks: no pickle is loaded, no text is run as code, no password is recorded."""
+
+import ast
+import json
+import pickle
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dbo.platform import wire
+from dbo.platform.errors import InputError, RunError
+from dbo.platform.experiment import Experiment
+from dbo.platform.masking import masked
+from dbo.platform.records import read_run
+from dbo.platform.run import run
+from dbo.platform.storage import Storage
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+abuse: Any = import_module("faults_abuse")
+
+Command = Callable[..., Any]
+ROOMS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
+
+
+# ---- pickles ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [
+    "metrics.jsonl", "nodes.jsonl", "summary.json", "experiment.yaml", "state.safetensors", "network.json",
+])
+def test_a_planted_file_is_never_executed(tiny: Callable[..., Experiment], tmp_path: Path, name: str) -> None:
+    """Pickles of every protocol, YAML tags and Python in the place of each file of a run: read, refused, not run."""
+    marker = tmp_path / "ran"
+    run(tiny(), tmp_path / "r")
+    for payload in abuse.payloads(marker):
+        (tmp_path / "r" / name).write_bytes(payload)
+        for look in (
+            lambda: read_run(tmp_path / "r"), lambda: run(tiny(), tmp_path / "r", resume=True),
+            lambda: Experiment.read(tmp_path / "r" / name),
+        ):
+            with suppress(InputError, RunError):
+                look()
+        assert not marker.exists()
+
+
+def test_a_planted_message_is_never_executed(tmp_path: Path) -> None:
+    """The wire holds numbers only."""
+    for payload in abuse.payloads(tmp_path / "ran"):
+        with pytest.raises(wire.WireError):
+            wire.decode(payload)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_payloads_bite(tmp_path: Path) -> None:
+    """Control: whoever does load one makes the folder."""
+    for number, payload in enumerate(abuse.payloads(tmp_path / "ran")[:6]):
+        pickle.loads(payload)
+        assert (tmp_path / "ran").exists(), number
+        (tmp_path / "ran").rmdir()
+
+
+# ---- code ------------------------------------------------------------------------------------------------------------
+
+# (call, why it may stand where it stands)
+ALLOWED = {
+    ("platform/plugins.py", "exec"): "a plugin is code that the user names",
+    ("platform/yaml_text.py", "yaml.load"): "with a loader that is a SafeLoader",
+}
+FORBIDDEN = {
+    "eval", "exec", "pickle.load", "pickle.loads", "pickle.Unpickler", "cPickle.loads", "dill.loads", "dill.load",
+    "cloudpickle.loads", "cloudpickle.load", "joblib.load", "torch.load", "yaml.load", "yaml.unsafe_load",
+    "yaml.full_load", "marshal.loads", "shelve.open", "os.system", "os.popen", "pd.read_pickle", "pandas.read_pickle",
+    "mlflow.pyfunc.load_model", "mlflow.pytorch.load_model", "mlflow.sklearn.load_model",
+}
+
+
+def offences(file: Path, name: str) -> list[str]:
+    """Calls that load or run what they are given, and shells."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found += [f"{name}:{node.lineno} import {m}" for m in modules if m in {"pickle", "dill", "marshal",
+                "shelve"}]
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in FORBIDDEN and (name, called) not in ALLOWED:
+            found.append(f"{name}:{node.lineno} {called}")
+        for keyword in node.keywords:
+            if keyword.arg in ("shell", "allow_pickle") and getattr(keyword.value, "value", None) is True:
+                found.append(f"{name}:{node.lineno} {keyword.arg}=True")
+    return found
+
+
+def test_no_room_loads_pickles_or_runs_text() -> None:
+    """eval, exec, pickle, torch.load, yaml.load, shell=True and their kin: only where it is said why."""
+    found = []
+    for room in ROOMS:
+        for file in sorted((ROOT / room).rglob("*.py")):
+            found += offences(file, file.relative_to(ROOT).as_posix())
+    assert found == []
+
+
+@pytest.mark.parametrize("line", [
+    "eval('1')", "pickle.loads(b'')", "subprocess.run('ls', shell=True)", "np.load('f', allow_pickle=True)",
+    "torch.load('f')", "yaml.load('a')", "import pickle", "from pickle import loads", "os.system('ls')", "exec('1')",
+])
+def test_a_planted_offence_is_found(tmp_path: Path, line: str) -> None:
+    """Control."""
+    (tmp_path / "planted.py").write_text(f"def late():\n    {line}\n")
+    assert len(offences(tmp_path / "planted.py", "planted.py")) == 1
+
+
+# ---- passwords -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("s3://me:hunter2@host/a", "s3://***@host/a"), ("http://hunter2@h:1", "http://***@h:1"),
+    ("https://h/a?X-Amz-Signature=hunter2&b=1", "https://h/a?X-Amz-Signature=***&b=1"),
+    ("x https://h/?token=hunter2 y", "x https://h/?token=*** y"), ("ftp://me:hunt@er2@host", "ftp://***@host"),
+    ("a=b c@d e://f", "a=b c@d e://f"), ("mail me@there.org", "mail me@there.org"),
+])
+def test_credentials_are_masked(text: str, shown: str) -> None:
+    """User, password and tokens of any URL in a text; nothing else."""
+    assert masked(text) == shown
+    assert masked(shown) == shown
+
+
+def test_a_storage_url_s_password_is_nowhere(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL that cannot be used, and one whose writing fails in the middle: the error, the folder and the mirror."""
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_overrides, "tracking.uri=off", "--quiet"]
+    said = dbo("run", *words, "--out", "nosuch://me:hunter2@host/x")
+    assert said.code == 2
+    assert "hunter2" not in said.err
+
+    def fails(self: Storage) -> None:
+        raise RunError(masked("ftp://me:hunter2@host/x cannot be written"))
+
+    monkeypatch.setattr(Storage, "push", fails)
+    said = dbo("run", *words, "--out", f"file://me:hunter2@{tmp_path}/there")
+    assert "hunter2" not in said.out + said.err
+    recorded = b"".join(file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file())
+    assert b"hunter2" not in recorded
+
+
+def test_a_password_in_an_experiment_is_not_recorded(
+    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever URL an experiment names: refused, or recorded without its password; never in an error either."""
+    with pytest.raises(InputError) as refused:
+        tiny(tracking={"uri": "http://me:hunter2@host:1"})
+    assert "hunter2" not in str(refused.value)
+    run(tiny(name="s3://me:hunter2@host/x"), tmp_path / "r")
+    assert "hunter2" not in (tmp_path / "r" / "experiment.yaml").read_text()
+
+
+def test_a_failure_s_text_is_masked(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    """An exception that quotes a URL: summary.json and events.jsonl tell it without the password."""
+    plugin = tmp_path / "raises.py"
+    plugin.write_text(
+        "from dbo.algorithms import c2dfb\n"
+        "from dbo.algorithms.registry import algorithm\n"
+        "@algorithm('leaky', config=c2dfb.Config, state=c2dfb.State, init=c2dfb.init, packets=lambda c: 3)\n"
+        "async def leaky(st, shard, cfg):\n    'Leaks.'\n    raise OSError('http://me:hunter2@host/ is away')\n"
+    )
+    with pytest.raises(OSError, match="away"):
+        run(tiny(algorithm={"name": "leaky"}, plugins=[str(plugin)]), tmp_path / "r")
+    for name in ("summary.json", "events.jsonl"):
+        text = (tmp_path / "r" / name).read_text()
+        assert "is away" in text
+        assert "hunter2" not in text
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_no_secret_lies_in_the_repository() -> None:
+    """Keys and tokens have shapes; none of them is in a file that is shipped or documented."""
+    shapes = re.compile(
+        r"AKIA[0-9A-Z]{16}|-----BEGIN (?:RSA |EC )?PRIVATE KEY|ghp_[A-Za-z0-9]{36}|xox[bp]-[0-9]{8,}"
+        r"|RAY_AUTH_TOKEN=[0-9a-f]{32,}"
+    )
+    for folder in (*ROOMS, "docs", "benchmarks"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.is_file() and file.suffix in {".py", ".md", ".yaml", ".json", ".toml"}:
+                assert not shapes.search(file.read_text(encoding="utf-8", errors="replace")), file
+
+
+# ---- what is installed -----------------------------------------------------------------------------------------------
+
+
+def test_no_dependency_has_a_known_hole() -> None:
+    """pip-audit, where its data base can be reached."""
+    try:
+        with urllib.request.urlopen("https://pypi.org/pypi/jinja2/2.4.1/json", timeout=5) as answer:
+            known = json.load(answer).get("vulnerabilities")
+    except (OSError, ValueError):
+        known = None
+    if not known:
+        pytest.skip("the data base of known holes cannot be reached")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip_audit", "--skip-editable", "--progress-spinner", "off", "--timeout", "10"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

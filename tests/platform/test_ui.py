@@ -1,0 +1,130 @@
+"""`dbo ui`: MLflow's pages on this project's store, opened on a comparison; checked in a real browser."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dbo.platform import ui
+from dbo.platform.compare import compare
+from dbo.platform.errors import InputError
+from dbo.platform.experiment import Experiment
+from dbo.platform.records import COLUMNS, Target
+from dbo.platform.tracking import sync
+from dbo.platform.tracking_store import environment
+
+CHROMIUM = shutil.which("chromium")
+NAMES = ("c2dfb", "d_soba", "f2ba")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment("").items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs on the digits, as a comparison, in a store."""
+    pytest.importorskip("mlflow")
+    runs = tmp_path_factory.mktemp("ui") / "runs"
+    common: dict[str, Any] = {"nodes": 4, "rounds": 4, "engine": {"name": "local"}}
+    experiments = [Experiment(**common, algorithm={"name": name}) for name in NAMES]
+    compare(experiments, Target("test_accuracy", 0.5), runs / "c")
+    before = dict(os.environ)
+    sync(runs / "c", f"sqlite:///{runs / 'mlflow.db'}", None)
+    os.environ.clear()
+    os.environ.update(before)
+    return runs
+
+
+@pytest.fixture
+def served(runs: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """`dbo ui` as a user starts it, and the address that it tells."""
+    command = [sys.executable, "-c", "from dbo.platform.cli import main; main()", "ui", str(runs)]
+    with socket.socket() as taken:                      # the usual port is in use: another one is taken
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", ui.PORT))
+            taken.listen()
+        except OSError:
+            pass                                        # by somebody else
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        assert process.stdout is not None
+        said = ""
+        while "Ctrl-C" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+    assert f"port {ui.PORT} is in use" in said
+    yield process, re.findall(r"^http://127\.0\.0\.1:\d+/#\S+$", said, re.MULTILINE)[0]
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+
+
+def test_the_address_opens_on_a_comparison(
+    served: tuple["subprocess.Popen[str]", str], require: Callable[..., None]
+) -> None:
+    """All runs by their names, a chart of accuracy against MB with a line for each; nothing is left after SIGTERM."""
+    process, address = served
+    require("browser", CHROMIUM is not None)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[
+            "--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+        page.goto(address)
+        card = page.get_by_test_id("experiment-view-compare-runs-card").first
+        card.locator(".scatterlayer .trace").nth(len(NAMES) - 1).wait_for(state="attached", timeout=120_000)
+        drawn = card.inner_text()
+        assert drawn.startswith("test_accuracy")
+        assert "comm_mb" in drawn
+        for name in NAMES:
+            assert name in drawn                # the legend
+        listed = page.inner_text("body")
+        for name in NAMES:
+            assert f"{name} · ring · h 0.8 · seed 0" in listed
+        if folder := os.environ.get("DBO_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / "mlflow.png")
+        browser.close()
+    port = int(re.findall(r":(\d+)/", address)[0])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    time.sleep(0.2)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        pass
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        words = entry.read_bytes().split(b"\0") if entry.exists() else []
+        assert str(port).encode() not in words, words
+
+
+def test_charts_name_metrics_that_runs_have() -> None:
+    """A chart of a metric that no run has would be empty for ever; the view fits into a tag."""
+    view = ui.view("tags.`x` = 'y'")
+    for chart in view["compareRunCharts"]:
+        assert chart["metricKey"] in COLUMNS
+        assert chart["selectedXAxisMetricKey"] in ("", *COLUMNS)
+    assert len(json.dumps(view)) < 5000
+
+
+def test_no_store_no_server(tmp_path: Path) -> None:
+    """A folder without a store is told; a store on a server is told with its address, and nothing is started."""
+    with pytest.raises(InputError, match="no MLflow store"):
+        ui.serve(tmp_path, None, print)
+    (tmp_path / "experiment.yaml").write_text("tracking: {uri: 'http://mlflow.example:5000'}\n")
+    said: list[str] = []
+    ui.serve(tmp_path, None, said.append)
+    assert said == ["the runs are on a server: http://mlflow.example:5000"]

@@ -1,0 +1,134 @@
+"""Partitions: every sample once, no node empty, and each rule's own promise."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dbo.tasks.datasets import Digits
+from dbo.tasks.partitions import PARTITIONS, ByClass, Dirichlet, Iid, deal
+
+labels_of = st.lists(st.integers(0, 7), min_size=1, max_size=120).map(np.array)
+partitions = st.one_of(
+    st.just(Iid()),
+    st.builds(ByClass, h=st.floats(0, 1)),
+    st.builds(Dirichlet, alpha=st.floats(1e-6, 1e3)),
+)
+
+
+def assign(partition: Any, labels: np.ndarray[Any, Any], nodes: int, seed: int = 0) -> list[np.ndarray[Any, Any]]:
+    parts: list[np.ndarray[Any, Any]] = partition.assign(labels, nodes, np.random.default_rng(seed))
+    return parts
+
+
+def too_few_for_by_class(h: float, labels: np.ndarray[Any, Any], nodes: int) -> bool:
+    """Whether some node is home to nothing and the leftovers, dealt to those who hold least, do not reach it."""
+    held = np.zeros(nodes, dtype=int)
+    for c in np.unique(labels):
+        count = int(np.sum(labels == c))
+        home, at_home = int(c) % nodes, count if nodes == 1 else round(h * count)
+        held[home] += at_home
+        queue = sorted((node for node in range(nodes) if node != home), key=lambda node: (held[node], node))
+        for k in range(count - at_home):
+            held[queue[k % len(queue)]] += 1
+    return bool(held.min() == 0)
+
+
+@given(partition=partitions, labels=labels_of, nodes=st.integers(1, 12), seed=st.integers(0, 99))
+def test_every_sample_once_and_no_node_empty(
+    partition: Any, labels: np.ndarray[Any, Any], nodes: int, seed: int
+) -> None:
+    """A partition is a partition, the same one for the same seed; or it says in one line why there is none."""
+    if len(labels) < nodes:
+        with pytest.raises(ValueError, match=r"^nodes: [^\n]*$"):
+            assign(partition, labels, nodes, seed)
+        return
+    if isinstance(partition, ByClass) and too_few_for_by_class(partition.h, labels, nodes):
+        with pytest.raises(ValueError, match=r"^partition.h: [^\n]*$"):
+            assign(partition, labels, nodes, seed)
+        return
+    parts = assign(partition, labels, nodes, seed)
+    assert len(parts) == nodes
+    assert all(len(part) > 0 and part.dtype == np.int64 for part in parts)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    for again, part in zip(assign(partition, labels, nodes, seed), parts, strict=True):
+        np.testing.assert_array_equal(again, part)
+
+
+@given(labels=labels_of, nodes=st.integers(1, 12))
+def test_iid_sizes_differ_by_at_most_one(labels: np.ndarray[Any, Any], nodes: int) -> None:
+    """Equal parts."""
+    if len(labels) >= nodes:
+        sizes = [len(part) for part in assign(Iid(), labels, nodes)]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(h=st.floats(0.05, 0.95), nodes=st.integers(2, 12), classes=st.integers(1, 20), each=st.integers(300, 400))
+def test_by_class_gives_home_its_share_and_the_rest_evenly(h: float, nodes: int, classes: int, each: int) -> None:
+    """Of class c, node c mod m holds h to the nearest sample; any two other nodes differ by at most one."""
+    labels = np.repeat(np.arange(classes), each)
+    parts = assign(ByClass(h=h), labels, nodes)
+    for c in range(classes):
+        counts = np.array([np.sum(labels[part] == c) for part in parts])
+        assert counts[c % nodes] == round(h * each)
+        others = np.delete(counts, c % nodes)
+        assert others.max() - others.min() <= 1
+
+
+def test_by_class_serves_nodes_without_a_home_class() -> None:
+    """More nodes than classes: nodes without a home class still get their share of the rest."""
+    labels = np.repeat([0, 1, 2], 100)
+    sizes = [len(part) for part in assign(ByClass(h=0.8), labels, 8)]
+    assert min(sizes[3:]) >= 3 * 20 // 7
+    assert min(sizes[:3]) >= 80
+
+
+def test_by_class_deals_leftovers_to_those_who_hold_least() -> None:
+    """Ten classes with five samples to spare each fill twenty nodes; a fixed order of dealing would not."""
+    labels = np.repeat(np.arange(10), 10)
+    assert min(len(part) for part in assign(ByClass(h=0.5), labels, 20)) >= 1
+
+
+@pytest.mark.parametrize(("partition", "labels", "nodes", "says"), [
+    (Iid(), np.zeros(3, dtype=int), 4, r"nodes: 4 nodes cannot share 3 samples; use at most 3 nodes"),
+    (Dirichlet(), np.zeros(3, dtype=int), 4, r"nodes: 4 nodes cannot share 3 samples"),
+    (ByClass(h=1.0), np.repeat([0, 1, 2], 50), 5, r"partition.h: by_class with h=1 leaves node 3 .*choose h"),
+])
+def test_the_impossible_is_refused(partition: Any, labels: np.ndarray[Any, Any], nodes: int, says: str) -> None:
+    """Too few samples, or homes only for some nodes: one line that names the field and what would work."""
+    with pytest.raises(ValueError, match=says):
+        assign(partition, labels, nodes)
+
+
+def test_by_class_on_a_single_node() -> None:
+    """m = 1: the node holds everything, whatever h is."""
+    assert len(assign(ByClass(h=0.0), np.arange(5), 1)[0]) == 5
+
+
+def test_dirichlet_concentration() -> None:
+    """Small alpha puts most of a class on one node; large alpha spreads it evenly."""
+    labels = np.repeat(np.arange(10), 100)
+
+    def largest_share(alpha: float) -> float:
+        parts = assign(Dirichlet(alpha=alpha), labels, 5)
+        return float(np.mean([max(np.sum(labels[p] == c) for p in parts) / 100 for c in range(10)]))
+
+    assert largest_share(0.01) > 0.9
+    assert largest_share(1000.0) < 0.25
+
+
+@pytest.mark.parametrize("name", ["by_class", "dirichlet"])
+def test_train_and_val_have_the_same_homes(name: str) -> None:
+    """A node's class shares on the lower level are those on the upper level, up to rounding."""
+    samples = Digits().load(0, None)
+    train, val = deal(samples, 10, 0, PARTITIONS[name]())
+    for part, owned in ((samples.train, train), (samples.val, val)):
+        assert sum(len(index) for index in owned) == len(part)
+
+    def shares(labels: np.ndarray[Any, Any], owned: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        counts = np.stack([np.bincount(labels[index], minlength=10) for index in owned])
+        return np.asarray(counts / counts.sum(axis=0))
+
+    np.testing.assert_allclose(shares(samples.train.labels, train), shares(samples.val.labels, val), atol=0.03)

@@ -1,0 +1,120 @@
+"""The layout of the checkout: rooms without `__init__.py`, and a folder called platform that hides nothing.
+
+Python looks through the path entry by entry. In one entry a folder with an `__init__.py` is a package and ends the
+search; a folder without one is only noted as a namespace candidate, used if no later entry has a real module of that
+name. So `platform/` at the repo root is harmless exactly as long as it has no `__init__.py`: the standard library's
+`platform` comes later on the path and wins.
+"""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SETUPTOOLS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PACKAGES: list[str] = SETUPTOOLS["packages"]
+PACKAGE_DIR: dict[str, str] = SETUPTOOLS["package-dir"]
+ROOMS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
+
+
+def python(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs Python with `cwd` first on its path, whatever the environment says."""
+    return subprocess.run(
+        [sys.executable, *args], cwd=cwd, env={}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def platform_seen_from(folder: Path) -> Path:
+    """The file of the module that `import platform` finds when `folder` is the working directory."""
+    done = python("-c", "import platform; print(platform.__file__)", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip()).resolve()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_room_has_an_init(room: str) -> None:
+    """No room, and no folder in one, has an `__init__.py`."""
+    assert (ROOT / room).is_dir()
+    assert [str(f.relative_to(ROOT)) for f in (ROOT / room).rglob("__init__.py*")] == []
+
+
+def test_platform_is_the_standard_library_s() -> None:
+    """From the repo root `import platform` gives the standard library's module."""
+    assert not platform_seen_from(ROOT).is_relative_to(ROOT / "platform")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("-c", "import platform; platform.system()"), ("-c", "import uuid; uuid.uuid4()"), ("-m", "pytest", "--version")],
+    ids=["platform", "uuid", "pytest"],
+)
+def test_python_works_from_the_root(args: tuple[str, ...]) -> None:
+    """What breaks first when `platform` is hidden works with the repo root as working directory."""
+    done = python(*args, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_init_would_hide_the_standard_library(tmp_path: Path) -> None:
+    """Negative control: the same folder is harmless without `__init__.py` and hides the module with one."""
+    room = tmp_path / "platform"
+    room.mkdir()
+    (room / "wire.py").touch()
+    assert not platform_seen_from(tmp_path).is_relative_to(tmp_path)
+    (room / "__init__.py").touch()
+    assert platform_seen_from(tmp_path) == (room / "__init__.py").resolve()
+
+
+def test_nothing_at_the_root_shadows_the_standard_library() -> None:
+    """No module at the root is named like a standard one, and no folder unless it is a mere namespace candidate."""
+    standard = [path for path in ROOT.iterdir() if path.name.partition(".")[0] in sys.stdlib_module_names]
+    assert [path.name for path in standard if path.is_file() or (path / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_module_in_a_room_is_named_like_a_standard_one(room: str) -> None:
+    """`python room/module.py` puts the room first on the path: a `room/queue.py` would then be what `queue` means."""
+    assert [path.name for path in (ROOT / room).glob("*.py") if path.stem in sys.stdlib_module_names] == []
+
+
+def test_package_lists_agree() -> None:
+    """Every package has its folder in package-dir, the folder exists, and the rooms are all there."""
+    assert sorted(PACKAGES) == sorted(PACKAGE_DIR)
+    for package, folder in PACKAGE_DIR.items():
+        assert package == "dbo." + folder.replace("/", ".")
+        assert (ROOT / folder).is_dir(), folder
+    assert {folder.partition("/")[0] for folder in PACKAGE_DIR.values()} == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_file_of_a_room_is_in_the_wheel(room: str) -> None:
+    """A folder that is neither a package nor a package's data would be missing from the wheel without a word."""
+    data = {
+        file
+        for package, patterns in SETUPTOOLS["package-data"].items() if package in PACKAGE_DIR
+        for pattern in patterns
+        for file in (ROOT / PACKAGE_DIR[package]).glob(pattern)
+    }
+    files = [file for file in (ROOT / room).rglob("*") if file.is_file() and file not in data]
+    kept = [file.relative_to(ROOT) for file in files]
+    folders = {f.parent.as_posix() for f in kept if not any(p.startswith((".", "__pycache__")) for p in f.parts)}
+    assert room in folders
+    assert folders <= set(PACKAGE_DIR.values())
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_is_typed_and_linked_for_the_type_checkers(room: str) -> None:
+    """typings/dbo/<room> is a relative link to the room, which says that it is typed."""
+    link = ROOT / "typings" / "dbo" / room
+    assert link.is_symlink()
+    assert not link.readlink().is_absolute()
+    assert link.resolve() == (ROOT / room).resolve()
+    assert (ROOT / room / "py.typed").is_file()
+
+
+def test_no_link_without_a_room() -> None:
+    """typings/dbo holds the rooms' links and nothing else."""
+    assert {path.name for path in (ROOT / "typings" / "dbo").iterdir()} == set(ROOMS)
