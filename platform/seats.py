@@ -31,8 +31,14 @@ def waiting_room() -> Iterator[None]:
         yield
     finally:
         _rooms -= 1
-        while not _rooms and _parked:
-            _parked.pop().leave()
+        if not _rooms:
+            dismiss()
+
+
+def dismiss() -> None:
+    """Lets go who waits, for others who need the room."""
+    while _parked:
+        _parked.pop().leave()
 
 
 @contextmanager

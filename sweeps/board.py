@@ -43,6 +43,7 @@ class Board:
         self._seconds, self._console = seconds, console
         self._live: AbstractContextManager[Any] | None = None
         self._best: tuple[float, str] | None = None
+        self._missing = ""
 
     def __enter__(self) -> "Board":
         if self._console is not None and self._console.is_terminal:
@@ -74,6 +75,13 @@ class Board:
         self.seen(standing.label, standing.told.get(self.sweep.metric) if status in {"finished", "stopped"} else None)
         if self._console is not None and self._live is None:
             self._console.print(self._line(standing), highlight=False, markup=False, soft_wrap=True)
+
+    def waits(self, missing: str) -> None:
+        """Nobody is at work for want of this; "": somebody is. Where lines are shown, each reason is told once."""
+        if missing and missing != self._missing and self._console is not None and self._live is None:
+            self._console.print(f"waiting for room on the cluster: {missing}", highlight=False, markup=False,
+                                soft_wrap=True)
+        self._missing = missing
 
     def seen(self, label: str, value: Any) -> None:
         """A cell has ended with this value of the metric."""
@@ -111,6 +119,8 @@ class Board:
                 parts.append(f"{self.count(status)} {status}")
         if self._best is not None:
             parts.append(f"best {self.sweep.metric} {self._best[0]:.4g} ({self._best[1]})")
+        if self._missing:
+            return " · ".join([*parts, f"waiting for room on the cluster: {self._missing}"])
         if self.left is not None:
             parts.append(f"{duration(self.left)} left")
         return " · ".join(parts)

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 from dbo.platform.errors import RunError
 from dbo.platform.ray_session import connect
 from dbo.platform.records import RunFolder, read_metrics
+from dbo.platform.seats import dismiss
 from dbo.sweeps.board import Board
 from dbo.sweeps.cells import Cell, Cells, Values
 from dbo.sweeps.plan import Range
@@ -26,6 +28,8 @@ from dbo.sweeps.trials import Orders, proposed, trial, wait_for
 
 WORST = 1e30            # what a cell counts for, in a search, that has diverged or failed
 _RETRIES = 2            # how often a cell whose process was lost goes on from its checkpoint
+_TAKEN = 0.95           # of the cores, by cells with actors: a run beside them, which asks for little, fits too
+_PATIENCE = 20.0        # seconds without a cell at work after which the sweep says what it waits for
 Bundles = list[dict[str, float]]
 
 
@@ -38,9 +42,11 @@ class Driver:
         self.ray = connect(cells.base.engine.get("address"))
         self._named: dict[str, Cell] = {}
         self._seen: dict[str, Cell] = {}        # of a search, by its values
+        self._idle_since = self._looked = time.monotonic()
 
     def run(self, todo: Sequence[Cell]) -> None:
         """These cells, and all that a search has still to draw."""
+        dismiss()           # actors of this process that wait for a next run hold what cells need
         log = SearchLog(self.out / "search.jsonl", self.cells) if self.sweep.mode == "tpe" else None
         if log is not None:
             todo = [cell for cell in log.cells if cell.ended(self.out) is None]
@@ -85,7 +91,7 @@ class Driver:
             ),
             run_config=tune.RunConfig(
                 name="trials", storage_path=str((self.out / ".tune").resolve()), verbose=0,
-                callbacks=[_callback(self.board, cell_of, log, self._grown)],
+                callbacks=[_callback(self.board, cell_of, log, self._grown, self._look)],
                 failure_config=tune.FailureConfig(max_failures=_RETRIES),
             ),
         ).fit()
@@ -162,21 +168,34 @@ class Driver:
             return [{"CPU": 1.0}]
         blocks = engine.pack(self.ray, cell.experiment.nodes)
         cores = [node["Resources"].get("CPU", 0.0) for node in self.ray.nodes() if node["Alive"]]
-        share = fair_share(cores, len(blocks))
+        share = math.floor(_TAKEN * fair_share(cores, len(blocks)) * 100) / 100
         seats = [engine.bundle(len(ids)) for ids in blocks]
         return [{}, *({**seat, "CPU": max(seat["CPU"], share)} for seat in seats)]
+
+    def _look(self) -> None:
+        """Says what is missing if nobody has been at work for a while: others may hold the cluster."""
+        now = time.monotonic()
+        if self.board.count("running"):
+            self._idle_since = now
+            self.board.waits("")
+        elif now - max(self._idle_since, self._looked) > _PATIENCE:
+            self._looked = now
+            free, total = self.ray.available_resources(), self.ray.cluster_resources()
+            needed = _needed(self.bundles(next(iter(self._named.values()), self.cells.base_cell)))
+            self.board.waits("; ".join(
+                f"{kind}: a cell needs {amount:g}, free are {free.get(kind, 0.0):g} of {total.get(kind, 0.0):g}"
+                for kind, amount in needed.items() if amount > free.get(kind, 0.0) + 1e-6
+            ))
 
     def _check_room(self, bundles: Bundles) -> None:
         """Tune would wait for ever for what the cluster does not have."""
         total = self.ray.cluster_resources()
-        for kind in {kind for bundle in bundles for kind in bundle}:
-            needed = sum(bundle.get(kind, 0.0) for bundle in bundles)
-            if needed > total.get(kind, 0.0) + 1e-6:
-                raise RunError(f"a cell needs {kind} {needed:g}, the cluster has {total.get(kind, 0.0):g}")
+        for kind, amount in _needed(bundles).items():
+            if amount > total.get(kind, 0.0) + 1e-6:
+                raise RunError(f"a cell needs {kind} {amount:g}, the cluster has {total.get(kind, 0.0):g}")
 
     def _slots(self, cell: Cell) -> int:
-        needed = sum(bundle.get("CPU", 0.0) for bundle in self.bundles(cell))
-        return max(1, int(self.ray.cluster_resources().get("CPU", 1) / needed + 1e-9))
+        return max(1, int(self.ray.cluster_resources().get("CPU", 1) / _needed(self.bundles(cell))["CPU"] + 1e-9))
 
     def _settle(self) -> None:
         """Cells that Tune has stopped say so in their folders, as those do that ended by themselves."""
@@ -199,6 +218,11 @@ def fair_share(cores: Sequence[float], actors: int) -> float:
     shares = [1.0, *(count / number for count in cores for number in range(1, actors + 1) if 0 < count < number)]
     fitting = [s for s in shares if sum(math.floor(count / s + 1e-9) for count in cores) >= actors]
     return math.floor(max(fitting, default=0.01) * 100) / 100 or 0.01
+
+
+def _needed(bundles: Bundles) -> dict[str, float]:
+    kinds = dict.fromkeys(kind for bundle in bundles for kind in bundle)
+    return {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +284,8 @@ class SearchLog:
 
 
 def _callback(
-    board: Board, cell_of: Callable[[dict[str, Any]], Cell], log: SearchLog | None, grown: Callable[[], None]
+    board: Board, cell_of: Callable[[dict[str, Any]], Cell], log: SearchLog | None, grown: Callable[[], None],
+    look: Callable[[], None],
 ) -> Any:
     """Passes on to the board what Tune tells."""
     from ray import tune
@@ -270,9 +295,13 @@ def _callback(
         cell_of: Any
         log: Any
         grown: Any
+        look: Any
 
         def __getstate__(self) -> dict[str, Any]:
             return {}           # Tune keeps a copy of everything, which nobody reads
+
+        def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
+            self.look()
 
         def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             cell = self.cell_of(trial.config)
@@ -295,7 +324,7 @@ def _callback(
             self.board.ended(cell.name, "failed", str(trial.get_error() or "its process was lost"))
 
     told = Told()
-    told.board, told.cell_of, told.log, told.grown = board, cell_of, log, grown
+    told.board, told.cell_of, told.log, told.grown, told.look = board, cell_of, log, grown, look
     return told
 
 

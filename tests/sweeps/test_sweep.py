@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 from dbo.platform.experiment import Experiment
 from dbo.platform.records import CLOCKS, RunFolder, read_events, read_metrics
 from dbo.platform.run import run
-from dbo.sweeps import plan
+from dbo.platform.seats import waiting_room
+from dbo.sweeps import drive, plan
 from dbo.sweeps import sweep as sweeping
 from dbo.sweeps.cells import Cells
 from dbo.sweeps.drive import fair_share
@@ -127,14 +129,27 @@ def test_a_failure_ends_the_cell_and_not_the_sweep(sheet: Sheet, dbo: Command, t
 
 def test_cells_with_actors_never_wait_for_each_other(ray: Any, sheet: Sheet, dbo: Command, tmp_path: Path) -> None:
     """Two cells on the Ray engine that each need more than half of the cluster: one after the other, in the trials' own
-    placement groups; results as in one process."""
+    placement groups; results as in one process. Actors of this process that wait for a next run make room, and a run of
+    somebody else's, which asks for next to nothing, fits beside them."""
+    with waiting_room():
+        one = {**plan.read(sheet(), []).experiment, "rounds": 1, "engine": {"name": "ray"}}
+        run(Experiment(**one), tmp_path / "before")
+        beside = ray.util.placement_group([{"CPU": 0.01}])
+        assert beside.wait(30)
+        try:
+            _cells_with_actors(ray, sheet, dbo, tmp_path, set(ray.util.placement_group_table()))
+        finally:
+            ray.util.remove_placement_group(beside)
+
+
+def _cells_with_actors(ray: Any, sheet: Sheet, dbo: Command, tmp_path: Path, others: set[str]) -> None:
     seen: set[str] = set()
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.2):
-            for row in ray.util.placement_group_table().values():
-                if row["state"] == "CREATED":
+            for name, row in ray.util.placement_group_table().items():
+                if row["state"] == "CREATED" and name not in others:
                     seen.add(f"{sorted(bundle.get('CPU', 0) for bundle in row['bundles'].values())}")
 
     watcher = threading.Thread(target=look)
@@ -146,7 +161,7 @@ def test_cells_with_actors_never_wait_for_each_other(ray: Any, sheet: Sheet, dbo
         ended.set()
         watcher.join()
     assert done.code == 0, done.out + done.err
-    share = fair_share([ray.cluster_resources()["CPU"]], 2)
+    share = math.floor(95 * fair_share([ray.cluster_resources()["CPU"]], 2)) / 100
     assert seen == {f"[{share}, {share}]"}          # the trials' groups, and no others for the actors
     for member in group(out)["members"]:
         settings = Experiment.read(out / member / "experiment.yaml").resolved()
@@ -154,6 +169,22 @@ def test_cells_with_actors_never_wait_for_each_other(ray: Any, sheet: Sheet, dbo
         alone = run(inside, tmp_path / Path(member).name)
         last, other = values(out / member)[-1], values(alone.folder)[-1]
         assert last["upper_loss"] == pytest.approx(other["upper_loss"], rel=1e-10)
+
+
+def test_a_sweep_without_room_says_what_it_waits_for(
+    ray: Any, sheet: Sheet, dbo: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else holds the whole cluster for some seconds: told, and then the cells run."""
+    monkeypatch.setattr(drive, "_PATIENCE", 0.5)
+    held = ray.util.placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
+    assert held.wait(60)
+    release = threading.Timer(5, ray.util.remove_placement_group, [held])
+    release.start()
+    done = dbo("sweep", sheet(), "axes.seed=[0]", "--out", tmp_path / "out")
+    release.join()
+    assert done.code == 0, done.out + done.err
+    assert "waiting for room on the cluster: CPU: a cell needs 1, free are 0 of" in done.out
+    assert "[2/2 done" in done.out
 
 
 @pytest.mark.usefixtures("ray")
