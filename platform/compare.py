@@ -18,6 +18,7 @@ from dbo.platform.components import pick
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
 from dbo.platform.files import write_atomically
+from dbo.platform.masking import masked_in
 from dbo.platform.records import RunFolder, Target
 from dbo.platform.run import Result, Watcher, check_folder, prepare, reached, run
 from dbo.platform.seats import waiting_room
@@ -142,7 +143,7 @@ def _describe(out: Path, experiments: Sequence[Experiment], target: Target, stat
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out: {out} cannot be used as an output folder: {error.strerror}") from None
-    write_atomically(file, json.dumps({
+    write_atomically(file, json.dumps(masked_in({
         "kind": "compare",
         "name": first.name,
         "key": _key(experiments),
@@ -152,8 +153,7 @@ def _describe(out: Path, experiments: Sequence[Experiment], target: Target, stat
         "target": str(target),
         "members": names,
         "axes": {"algorithm.name": names},
-        "tracking": first.tracking.model_dump(),
-    }, indent=2) + "\n")
+    }) | {"tracking": first.tracking.model_dump()}, indent=2) + "\n")
 
 
 def _kind(out: Path) -> str | None:

@@ -44,8 +44,8 @@ def check_out(out: str | Path | None, url: bool = True) -> None:
 
 
 def typed() -> str:
-    """The command as it was given, for the record."""
-    return shlex.join(["dbo", *sys.argv[1:]])
+    """The command as it was given, but for passwords in URLs: it is recorded."""
+    return shlex.join(["dbo", *map(masked, sys.argv[1:])])
 
 
 def plainly(text: str) -> None:

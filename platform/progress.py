@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dbo.platform.experiment import Experiment
+from dbo.platform.masking import masked
 from dbo.platform.records import Record
 from dbo.platform.run import Result
 
@@ -119,7 +120,7 @@ class Bars:
             )
 
     def noted(self, text: str) -> None:
-        self.console.print(text, style="yellow", highlight=False, markup=False)
+        self.console.print(masked(text), style="yellow", highlight=False, markup=False)
 
     def ended(self, result: Result) -> None:
         if result.status != "finished":

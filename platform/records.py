@@ -30,6 +30,7 @@ from safetensors.numpy import load_file, save
 
 from dbo.platform.errors import InputError
 from dbo.platform.files import write_atomically
+from dbo.platform.masking import masked_in
 from dbo.platform.storage import Storage
 
 Record = dict[str, Any]
@@ -100,7 +101,7 @@ class RunFolder:
 
     def tell(self, kind: str, **facts: Any) -> None:
         """An event, with the time at which it was told."""
-        self._write(self.events, {"timestamp": time.time(), "kind": kind, **facts})
+        self._write(self.events, {"timestamp": time.time(), "kind": kind, **masked_in(facts)})
 
     def _write(self, path: Path, line: Record) -> None:
         text = json.dumps(line, allow_nan=False) + "\n"
@@ -160,7 +161,7 @@ class RunFolder:
         write_atomically(self.network, json.dumps(network) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_atomically(self.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        write_atomically(self.summary, json.dumps(masked_in(summary), indent=2, allow_nan=False) + "\n")
 
 
 def _sums(*paths: Path) -> dict[Path, Any]:

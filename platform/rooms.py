@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from dbo.platform.console import console, plainly
+from dbo.platform.console import plainly, warn
 
 Kind = Literal["run", "compare", "sweep"]
 
@@ -31,5 +31,4 @@ def after(kind: Kind, folder: Path, quiet: bool = False) -> None:
             if told and not quiet:
                 plainly(told)
         except Exception as error:
-            text = f"{point.name}: not made: {type(error).__name__}: {error}"
-            console.print(text, style="yellow", highlight=False, markup=False)
+            warn(f"{point.name}: not made: {type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ from dbo.platform.errors import BlocksLost, InputError, RunError
 from dbo.platform.evaluation import evaluate, unwell
 from dbo.platform.experiment import Experiment
 from dbo.platform.files import write_atomically
-from dbo.platform.masking import masked
+from dbo.platform.masking import masked, masked_in
 from dbo.platform.oracles import pooled
 from dbo.platform.origin import origin
 from dbo.platform.records import Record, RunFolder, Target, history, read_metrics, read_run
@@ -254,7 +254,7 @@ class _Run:
         else:
             self.folder.rewind(checkpoint.round)
         self.folder.summary.unlink(missing_ok=True)
-        write_atomically(self.folder.experiment, masked(self.experiment.to_yaml()))
+        write_atomically(self.folder.experiment, yaml_text.dump(masked_in(self.experiment.resolved())))
         self.folder.write_network(self.prepared.network.describe())
 
     def _carry(self, engine: Engine, problem: Problem, checkpoint: Checkpoint | None) -> Result:

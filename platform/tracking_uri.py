@@ -4,6 +4,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dbo.platform.errors import InputError
+from dbo.platform.masking import has_secret_parameter
 
 OFF = "off"
 ALLOWED = "null (a sqlite file with the results), off, sqlite:///FILE.db, http(s)://HOST:PORT, postgresql://HOST/NAME"
@@ -19,10 +20,11 @@ def check(field: str, uri: str | None) -> None:
         good = bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         parts, good = urlsplit(""), False
-    if parts.password is not None or (parts.username is not None and parts.scheme.startswith("http")):
+    named = parts.username is not None and parts.scheme.startswith("http")
+    if parts.password is not None or named or has_secret_parameter(uri):
         names = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         raise InputError(
-            f"{field}: a name or password in the URI is not allowed; "
+            f"{field}: a name, password or token in the URI is not allowed; "
             f"set {names if parts.scheme.startswith('http') else 'PGPASSWORD'} in the environment"
         )
     if parts.scheme == "sqlite":

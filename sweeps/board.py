@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dbo.platform.masking import masked
 from dbo.sweeps.cells import Cell
 from dbo.sweeps.plan import Sweep
 
@@ -70,7 +71,7 @@ class Board:
 
     def ended(self, name: str, status: str, error: str = "") -> None:
         standing = self.cells[name]
-        standing.status, standing.error = status, error.partition("\n")[0]
+        standing.status, standing.error = status, masked(error.partition("\n")[0])
         standing.took = time.monotonic() - standing.began
         self.seen(standing.label, standing.told.get(self.sweep.metric) if status in {"finished", "stopped"} else None)
         if self._console is not None and self._live is None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dbo.platform import overrides as overriding
 from dbo.platform.experiment import Experiment
+from dbo.platform.masking import masked
 from dbo.platform.run import prepare
 from dbo.sweeps.plan import Range, Sweep
 
@@ -36,7 +37,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return told(self.values)
+        return masked(told(self.values))
 
     def folder(self, out: Path) -> Path:
         return out / "cells" / self.name
@@ -67,12 +68,12 @@ def short(key: str, among: Mapping[str, Any]) -> str:
     return key if sum(brief(other) == brief(key) for other in among) > 1 else brief(key)
 
 
-def shown(value: Any) -> str:
-    """A value in few letters."""
+def shown(value: Any, exact: bool = False) -> str:
+    """A value in few letters; or in as many as it takes, so that no two values are shown alike."""
     if isinstance(value, Mapping):
-        rest = (f"{key}={shown(inner)}" for key, inner in value.items() if key != "name")
+        rest = (f"{key}={shown(inner, exact)}" for key, inner in value.items() if key != "name")
         return ",".join([*([str(value["name"])] if "name" in value else []), *rest])
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) and not exact else str(value)
 
 
 @dataclass(slots=True)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dbo.platform.console import Quiet, check_out, console
+from dbo.platform.console import Quiet, check_out, console, plainly
 from dbo.platform.errors import InputError, RunError
+from dbo.platform.masking import masked
 
 if TYPE_CHECKING:
     from dbo.platform.submit import Job
@@ -41,14 +42,14 @@ def sweep(
     check_out(out, url=False)
     cells = sweeping.plan(plan.read(plan.find(names[0]), overrides))
     folder = sweeping.Folder(
-        Path(out) if out else sweeping.default_folder(cells), cells, shlex.join(["dbo", "sweep", *given]))
+        Path(out) if out else sweeping.default_folder(cells), cells, shlex.join(["dbo", "sweep", *map(masked, given)]))
     folder.earlier()
     shown: Any = None if quiet else console
     forecast = sweeping.Forecast(folder, shown or (console if dry_run else None))
     if dry_run:
         view.show_cells(console, forecast, folder)
     if dry_run or not quiet:
-        _say(f"{cells.sweep.name}: {forecast.text(sweeping.slots(cells))}")
+        plainly(f"{cells.sweep.name}: {forecast.text(sweeping.slots(cells))}")
     if dry_run:
         return
     if forecast.left:
@@ -56,10 +57,10 @@ def sweep(
     with folder, _tracking(folder):
         outcome = sweeping.run(folder, forecast, shown)
         view.show_outcome(console, cells.sweep, outcome)
-        _say(f"folder: {outcome.out}")
+        plainly(f"folder: {outcome.out}")
         rooms.after("sweep", outcome.out, quiet)
     if outcome.failed:
-        label, error = next(iter(outcome.failed.items()))
+        label, error = outcome.failed[0]
         raise RunError(f"{len(outcome.failed)} of {len(outcome.cells)} cells failed; {label}: {error}")
 
 
@@ -91,12 +92,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return names, [argument for argument in arguments if "=" in argument]
 
 
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
 def _tracking(folder: Any) -> Any:
     from dbo.platform.tracking import following
 
     base = folder.cells.base
-    return following(folder.path, base.tracking.uri, base.tracking.experiment, _say)
+    return following(folder.path, base.tracking.uri, base.tracking.experiment, plainly)

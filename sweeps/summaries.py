@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dbo.platform.masking import masked
 from dbo.platform.records import CLOCKS, COLUMNS, Target, read_metrics
 from dbo.platform.run import reached
 from dbo.sweeps.cells import Cell, shown
@@ -50,7 +51,7 @@ def cell_table(cells: Sequence[Cell], out: Path, target: Target, errors: Mapping
         extra = [key for key in final if key not in COLUMNS]
         rows.append({
             "cell": cell.name,
-            **{key: value if _plain(value) else shown(value) for key, value in cell.values.items()},
+            **{key: _entry(value) for key, value in cell.values.items()},
             "seed": cell.experiment.seed,
             "status": status,
             "error": errors.get(cell.name) or summary.get("error", "") if status != "finished" else "",
@@ -117,5 +118,6 @@ def summary_of(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _plain(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str)
+def _entry(value: Any) -> Any:
+    """A value of an axis as a table holds it: cells that differ in it must not look alike."""
+    return value if isinstance(value, bool | int | float) else masked(shown(value, exact=True))

@@ -14,6 +14,7 @@ from rich.console import Console
 from dbo.platform import ray_session
 from dbo.platform.errors import InputError
 from dbo.platform.files import write_atomically
+from dbo.platform.masking import masked_in
 from dbo.platform.records import RunFolder
 from dbo.sweeps import summaries
 from dbo.sweeps.board import Board, duration
@@ -32,7 +33,7 @@ class Outcome:
     out: Path
     cells: pd.DataFrame
     summary: pd.DataFrame
-    failed: dict[str, str]          # label → first error
+    failed: list[tuple[str, str]]   # label and first error
 
 
 @dataclass(slots=True)
@@ -86,13 +87,12 @@ class Folder:
             key: axis if isinstance(axis, list) else sorted({cell.values[key] for cell in self.known()})
             for key, axis in sweep.ranges.items()
         }
-        write_atomically(self.path / "group.json", json.dumps({
+        write_atomically(self.path / "group.json", json.dumps(masked_in({
             "kind": "sweep", "name": sweep.name, "key": self.cells.key, "command": self.command,
             "started": earlier.get("started") or datetime.now(UTC).isoformat(timespec="seconds"),
             "status": status, "target": str(sweep.level), "members": list(dict.fromkeys(members)), "axes": axes,
-            "tracking": {"uri": base.tracking.uri, "experiment": base.tracking.experiment},
             "mode": sweep.mode, "metric": sweep.metric, "goal": sweep.best, "claim": sweep.claim,
-        }, indent=2) + "\n")
+        }) | {"tracking": base.tracking.model_dump()}, indent=2) + "\n")
 
     def known(self) -> list[Cell]:
         """All cells there are so far; a search's are those that it has drawn."""
@@ -171,7 +171,7 @@ def run(folder: Folder, forecast: Forecast, console: Console | None) -> Outcome:
     table = summaries.cell_table(everything, out, cells.sweep.level, errors)
     seeds = summaries.seed_table(table, list(cells.sweep.axes))
     summaries.write(table, seeds, out)
-    failed = {cell.label: errors[cell.name] for cell in everything if cell.name in errors}
+    failed = [(cell.label, errors[cell.name]) for cell in everything if cell.name in errors]
     folder.end("failed" if failed else "finished")
     return Outcome(out, table, seeds, failed)
 

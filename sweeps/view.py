@@ -69,7 +69,7 @@ def show_outcome(console: Console, sweep: Sweep, outcome: Outcome) -> None:
     console.print(table, highlight=False)
     if len(rows) > _MOST_ROWS:
         console.print(f"… and {len(rows) - _MOST_ROWS} more in {outcome.out}/summary.csv", highlight=False)
-    for label, error in outcome.failed.items():
+    for label, error in outcome.failed:
         console.print(f"{label}: failed: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
 
 

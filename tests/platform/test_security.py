@@ -128,6 +128,11 @@ def test_a_planted_offence_is_found(tmp_path: Path, line: str) -> None:
     ("s3://me:hunter2@host/a", "s3://***@host/a"), ("http://hunter2@h:1", "http://***@h:1"),
     ("https://h/a?X-Amz-Signature=hunter2&b=1", "https://h/a?X-Amz-Signature=***&b=1"),
     ("x https://h/?token=hunter2 y", "x https://h/?token=*** y"), ("ftp://me:hunt@er2@host", "ftp://***@host"),
+    ("postgresql://h/d?user=me&password=hunter2&b=1", "postgresql://h/d?user=me&password=***&b=1"),
+    ("'s3://h/a?api_key=hunter2'", "'s3://h/a?api_key=***'"), ("https://h/#access_token=hunter2", "https://h/#access_token=***"),
+    ("http://h/?client%5Fsecret=hunter2", "http://h/?client%5Fsecret=***"), ("http://h/?pass=hunter2;a=1", "http://h/?pass=***;a=1"),
+    ("http://h/?pass%77ord=hunter2", "http://h/?pass%77ord=***"), ("http://h/?viewStateShareKey=1", "http://h/?viewStateShareKey=1"),
+    ("http://h/?round=3&metric=test_loss", "http://h/?round=3&metric=test_loss"),
     ("a=b c@d e://f", "a=b c@d e://f"), ("mail me@there.org", "mail me@there.org"),
 ])
 def test_credentials_are_masked(text: str, shown: str) -> None:
@@ -163,8 +168,24 @@ def test_a_password_in_an_experiment_is_not_recorded(
     with pytest.raises(InputError) as refused:
         tiny(tracking={"uri": "http://me:hunter2@host:1"})
     assert "hunter2" not in str(refused.value)
-    run(tiny(name="s3://me:hunter2@host/x"), tmp_path / "r")
-    assert "hunter2" not in (tmp_path / "r" / "experiment.yaml").read_text()
+    run(tiny(name="s3://me:hunter2@host/x?secret=hunter2"), tmp_path / "r")
+    everything = b"".join(file.read_bytes() for file in (tmp_path / "r").rglob("*") if file.is_file())
+    assert b"s3://***@host/x?secret=***" in everything
+    assert b"hunter2" not in everything
+
+
+def test_a_password_in_a_comparison_s_command_is_not_recorded(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What was typed goes to group.json, and from there to MLflow and the report."""
+    words = [word for word in tiny_overrides if not word.startswith("algorithm")]
+    done = dbo("compare", *words, "data_dir=s3://me:hunter2@host/x?token=hunter2", "--algorithms", "d_soba,f2ba",
+               "--out", str(tmp_path / "c"), "--quiet")
+    assert done.code == 0, done.err
+    command = json.loads((tmp_path / "c" / "group.json").read_text())["command"]
+    assert "'data_dir=s3://***@host/x?token=***'" in command
+    everything = b"".join(file.read_bytes() for file in (tmp_path / "c").rglob("*") if file.is_file())
+    assert b"hunter2" not in everything + (done.out + done.err).encode()
 
 
 def test_a_failure_s_text_is_masked(tiny: Callable[..., Experiment], tmp_path: Path) -> None:

@@ -395,7 +395,10 @@ def test_stores_that_may_be_named(uri: str | None) -> None:
 
 @pytest.mark.parametrize("uri", ["", "mlruns", "./x.db", "file:///x", "sqlite:///", "sqlite:///:memory:", "databricks",
                                  "http://", "http://h:99999", "s3://b", "http://me:secret@h", "http://me@h:80:90",
-                                 "postgresql://me:secret@h/n", "https://me@h"])
+                                 "postgresql://me:secret@h/n", "https://me@h", "postgresql://h/n?password=secret",
+                                 "http://h:1?api_key=secret", "https://h/?access_token=secret", "http://h:1/?a=1&pwd=secret",
+                                 "postgresql://h/n?sslpassword=secret", "sqlite:///a.db?token=secret",
+                                 "http://h:99999/?pass%77ord=secret"])
 def test_stores_that_may_not(uri: str) -> None:
     """Each is told with what is allowed; a password is not repeated."""
     with pytest.raises(InputError, match=r"^tracking.uri: .*(allowed: null|environment)") as told:

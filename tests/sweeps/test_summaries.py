@@ -67,6 +67,18 @@ def test_means_intervals_and_counts(cells: list[Cell], tmp_path: Path) -> None:
     assert math.isnan(second["test_accuracy_low"])
 
 
+def test_values_that_differ_in_their_last_digit_are_two_settings(sheet: Sheet, tmp_path: Path) -> None:
+    """What is shown in four digits is grouped by all of them, also inside a component."""
+    ratios = [{"name": "top_k", "ratio": ratio} for ratio in (0.20001, 0.20002)]
+    axes = {"algorithm.compressor": ratios, "algorithm.eta_in": [0.30001, 0.30002], "seed": [0, 1]}
+    cells = Cells(plan.read(sheet(axes=axes))).fixed
+    for cell in cells:
+        lay(cell, tmp_path, [0.1, 0.95])
+    table = summaries.seed_table(summaries.cell_table(cells, tmp_path, TARGET, {}), list(axes))
+    assert list(table["cells"]) == [2, 2, 2, 2]
+    assert set(table["algorithm.compressor"]) == {"top_k,ratio=0.20001", "top_k,ratio=0.20002"}
+
+
 def test_interval_covers_the_mean() -> None:
     """Of 200 samples of twenty normal numbers some 95 % have the true mean within their interval; twice the same."""
     rng = np.random.default_rng(0)
