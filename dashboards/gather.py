@@ -15,7 +15,7 @@ import yaml
 from numpy.typing import NDArray
 
 from dbo.platform.errors import InputError
-from dbo.platform.records import COLUMNS, Record, RunFolder, Target, read_events, read_metrics
+from dbo.platform.records import COLUMNS, Record, RunFolder, Target, in_use, read_events, read_metrics
 
 Series = NDArray[np.float64]
 
@@ -184,10 +184,7 @@ def read(folder: Path, group: Group | None = None, target: Target | None = None)
         raise InputError(f"{files.summary}: status: {status!r} is not allowed; allowed: {', '.join(_STATUSES)}")
     records = read_metrics(files.metrics)
     columns = _columns(files.metrics, records)
-    if summary is not None:
-        status = str(summary["status"])
-    else:
-        status = "running" if (folder / ".lock").exists() else "interrupted"
+    status = str(summary["status"]) if summary is not None else "running" if in_use(folder) else "interrupted"
     error = str(summary["error"]) if summary and summary.get("error") else None
     network = _network(files.network) if files.network.exists() else None
     return Run(

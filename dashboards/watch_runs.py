@@ -15,6 +15,7 @@ from dbo.dashboards.palette import look
 from dbo.dashboards.watch_files import Small, Tail, last_line, number, numbers, parsed, text
 from dbo.dashboards.watch_settings import facts, flat, found, laid_out, members, named
 from dbo.platform.errors import InputError
+from dbo.platform.records import in_use
 
 SHOWN = (
     "round", "seconds", "comm_mb", "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "test_loss",
@@ -116,9 +117,9 @@ class Run:
             return self.status
         if not self.last and not self.experiment:
             return "waiting"
-        if self.events and self.events[-1]["kind"] == "lost":
-            return "recovering"
-        return "running" if (self.folder / ".lock").exists() else "stopped"     # a run holds it as long as it lives
+        if not in_use(self.folder):
+            return "stopped"
+        return "recovering" if self.events and self.events[-1]["kind"] == "lost" else "running"
 
     @property
     def rounds(self) -> int:

@@ -7,6 +7,10 @@ class InputError(Exception):
     """The input is wrong: one line that names the field, the value and what is allowed. Exit code 2."""
 
 
+class InUse(InputError):
+    """The folder is held by another process."""
+
+
 class RunError(Exception):
     """The run itself failed: one line that says what happened. Exit code 1."""
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, InUse
 from dbo.platform.files import write_atomically
 from dbo.platform.masking import masked_in
 from dbo.platform.storage import Storage
@@ -42,6 +42,7 @@ COLUMNS = (
 )
 CLOCKS = ("seconds", "timestamp")       # all other columns are the same in every repetition of a run
 _LOCK = ".lock"
+_TRIES, _PAUSE = 10, 0.02               # how often, and how many seconds apart, a folder's lock is asked for
 
 
 class RunFolder:
@@ -69,7 +70,7 @@ class RunFolder:
             while self._lock is None:
                 self._lock = _locked(self.path / _LOCK)
         except BlockingIOError:
-            raise InputError(f"--out: {self.path} is in use by another run") from None
+            raise InUse(f"--out: {self.path} is in use by another run") from None
         except OSError as error:
             raise InputError(f"--out: {self.path} cannot be used as an output folder: {error.strerror}") from None
 
@@ -178,7 +179,7 @@ def _locked(path: Path) -> IO[bytes] | None:
     """The lock file, locked; None if its last holder removed it meanwhile, so that the lock would be on nothing."""
     file = open(path, "wb")    # noqa: SIM115 - held as long as the run
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(file)
     except OSError:
         file.close()
         raise
@@ -186,6 +187,27 @@ def _locked(path: Path) -> IO[bytes] | None:
         return file
     file.close()
     return None
+
+
+def _take(file: IO[bytes]) -> None:
+    """More than one try: it may be only `in_use` that looks at the lock at this moment."""
+    for _ in range(_TRIES - 1):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_PAUSE)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process holds a run's folder: a lock file that lies there may be that of one that crashed."""
+    try:
+        with open(folder / _LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def read_metrics(path: Path) -> list[Record]:

@@ -1,6 +1,5 @@
 """What MLflow is told about a folder: identity, parameters, tags, points, files, state. Knows nothing of MLflow."""
 
-import fcntl
 import hashlib
 import json
 import math
@@ -210,18 +209,6 @@ def group_ending(group: Mapping[str, Any]) -> Ending | None:
 def _axes(group: Mapping[str, Any]) -> str:
     """What the members differ in. A tag: a sweep that is extended has others, and parameters cannot change."""
     return json.dumps(group.get("axes") or {}, ensure_ascii=False)[:MAX_TAG]
-
-
-def alive(folder: Path) -> bool:
-    """Whether a process holds the run's folder."""
-    try:
-        with open(folder / ".lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dbo.platform import tracking_source as source
 from dbo.platform.errors import RunError
-from dbo.platform.records import read_events
+from dbo.platform.records import in_use, read_events
 from dbo.platform.tracking_source import Ending, Facts
 from dbo.platform.tracking_store import CLOCK, Store
 
@@ -172,7 +172,7 @@ class _Tracked:
         ending = source.group_ending(source.read_group(folder)) if self._group else source.run_ending(folder)
         if ending is not None:
             return ending
-        if not last or (not self._group and source.alive(self.folder)):
+        if not last or (not self._group and in_use(self.folder)):
             return Ending("RUNNING")
         return Ending("KILLED", {"dbo.status": "killed"})
 

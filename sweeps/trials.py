@@ -6,20 +6,21 @@ Nothing of a cell depends on Tune: it goes on from its own checkpoint, whoever s
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dbo.platform import overrides as overriding
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, InUse
 from dbo.platform.experiment import Experiment
-from dbo.platform.records import Record, RunFolder, read_run
+from dbo.platform.records import Record, in_use, read_run
 from dbo.platform.run import Result, run
 from dbo.platform.seats import lent
 from dbo.sweeps.cells import Cell, Values
 
 _SAY_EVERY = 0.5            # seconds between words to the driver, who shows them
-_HELD = 120.0               # seconds that a process whose driver was killed may still hold its folder
+_HELD = 120.0               # seconds without progress that somebody else may hold a cell's folder
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -71,31 +72,41 @@ def conduct(settings: dict[str, Any], orders: Orders, report: Report) -> None:
         experiment = Experiment(**{**settings, "tracking": {}})
         cell = Cell({}, experiment)
         folder = cell.folder(Path(orders.out))
-        if (status := cell.ended(Path(orders.out))) is not None:
-            watcher.end(status, read_run(folder).summary)
-            return
-        wait_for(folder)
-        result = run(experiment, folder, resume=True, watcher=watcher)
-        watcher.end(result.status, result.summary)
+        while True:
+            wait_for(folder)
+            if (status := cell.ended(Path(orders.out))) is not None:
+                watcher.end(status, read_run(folder).summary)
+                return
+            with suppress(InUse):           # a search may draw a cell twice: the other one was quicker
+                result = run(experiment, folder, resume=True, watcher=watcher)
+                watcher.end(result.status, result.summary)
+                return
     except Exception as error:
         told = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         watcher.end("failed", {"error": " ".join(told.split())[:2000]})
 
 
 def wait_for(folder: Path) -> None:
-    """Until nobody holds the folder any more: a process whose driver was killed ends a moment later than it."""
-    deadline = time.monotonic() + _HELD
-    while True:
-        held = RunFolder(folder)
-        try:
-            held.acquire()
-        except InputError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
-        else:
-            held.release()
-            return
+    """Until nobody holds the folder any more, as long as its holder gets on.
+
+    It may be at work on the same cell; or its driver was killed, and it ends a moment later.
+    """
+    seen, since = _progress(folder), time.monotonic()
+    while in_use(folder):
+        if (now := _progress(folder)) != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > _HELD:
+            raise InUse(f"{folder} is in use by another run, which has not got on for {_HELD:g} s")
+        time.sleep(0.5)
+
+
+def _progress(folder: Path) -> list[tuple[str, int]]:
+    """Changes with every evaluation and every checkpoint."""
+    found = []
+    for path in (*folder.glob("[!.]*"), *folder.glob("checkpoints/[!.]*")):
+        with suppress(OSError):             # gone meanwhile
+            found.append((path.name, path.stat().st_mtime_ns))
+    return sorted(found)
 
 
 class _Teller:

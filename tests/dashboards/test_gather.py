@@ -10,7 +10,7 @@ import pytest
 
 from dbo.dashboards.gather import gather, read
 from dbo.platform.errors import InputError
-from dbo.platform.records import Target, read_metrics
+from dbo.platform.records import RunFolder, Target, read_metrics
 
 Copy = Callable[[str], Path]
 
@@ -40,14 +40,20 @@ def test_folders_of_all_kinds(made: Path) -> None:
 
 
 def test_run_that_goes_on(copy: Copy) -> None:
-    """Without a summary a run is under way or interrupted; a last line cut off in the middle is no damage."""
+    """Without a summary a run is under way or interrupted; a last line cut off in the middle is no damage. A lock file
+    that a crash has left behind is held by nobody, and looking at it is in nobody's way."""
     folder = copy("quadratic")
     (folder / "summary.json").unlink()
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"round": 99, "sec')
     assert read(folder).status == "interrupted"
     (folder / ".lock").touch()
+    assert read(folder).status == "interrupted"
+    held = RunFolder(folder)
+    held.acquire()
     assert read(folder).status == "running"
+    held.release()
+    assert read(folder).status == "interrupted"
     assert read(folder).columns["round"][-1] == 8
 
 

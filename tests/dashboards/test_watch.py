@@ -119,6 +119,21 @@ def test_a_recovery_takes_lines_back(tmp_path: Path) -> None:
     assert page.rounds() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_crashed_run_is_not_running(tmp_path: Path) -> None:
+    """A lock file that nobody holds: stopped, also in a recovery; at work again once it is gone on with."""
+    run = begin(tmp_path)
+    page = Page(Watched(tmp_path))
+    evaluate(run, 0, 1)
+    assert page.ask()["."]["state"] == "running"
+    run.release()
+    (tmp_path / ".lock").touch()                # which a process that is killed cannot remove
+    assert page.ask()["."]["state"] == "stopped"
+    run.tell("lost", after_round=1, blocks=[1], reason="ActorDiedError")
+    assert page.ask()["."]["state"] == "stopped"
+    run.acquire()
+    assert page.ask()["."]["state"] == "recovering"
+
+
 def test_a_run_that_starts_again_is_shown_anew(tmp_path: Path) -> None:
     """The folder is cleared and filled again, even to the same length: nothing old, nothing twice."""
     run = begin(tmp_path)
@@ -178,8 +193,10 @@ def test_members_of_a_group(tmp_path: Path) -> None:
         "started": "2026-01-01T00:00:00",
         "members": ["cells/b", "cells/a", "cells/c", "../other", "/etc", "cells/a", 3, "a\0b"],
     }))
+    held = []
     for cell, lam in (("a", 1), ("b", 2)):
-        evaluate(begin(tmp_path / "cells" / cell, algorithm={"name": "c2dfb", "lam": lam}), 0, 1)  # type: ignore[arg-type]
+        held.append(begin(tmp_path / "cells" / cell, algorithm={"name": "c2dfb", "lam": lam}))  # type: ignore[arg-type]
+        evaluate(held[-1], 0, 1)
     page = Page(Watched(tmp_path))
     page.ask()
     assert list(page.runs) == ["cells/b", "cells/a", "cells/c"]

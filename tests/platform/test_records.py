@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from dbo.platform.errors import InputError
-from dbo.platform.records import COLUMNS, RunFolder, Target, history, read_events, read_metrics, read_run
+from dbo.platform.records import COLUMNS, RunFolder, Target, history, in_use, read_events, read_metrics, read_run
 
 HOLD = """
 import sys, time
@@ -223,17 +224,33 @@ def test_lock_removed_by_its_holder_is_not_mistaken_for_one(tmp_path: Path, monk
     first.release()
 
 
+def test_whoever_looks_at_a_lock_is_in_nobody_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a folder's lock at the very moment a run starts there: the run starts."""
+    (tmp_path / ".lock").touch()
+    folder = RunFolder(tmp_path)
+    with open(tmp_path / ".lock", "rb") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda seconds: fcntl.flock(look, fcntl.LOCK_UN))
+        folder.acquire()
+    assert in_use(tmp_path)
+    folder.release()
+    assert not in_use(tmp_path)
+
+
 def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -> None:
     """The lock is the system's: it goes with the process, however that ends, and leaves nobody locked out."""
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "r")], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
+        assert in_use(tmp_path / "r")
         with pytest.raises(InputError, match="in use"):
             RunFolder(tmp_path / "r").acquire()
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
+    assert (tmp_path / "r" / ".lock").exists()
+    assert not in_use(tmp_path / "r")
     folder = RunFolder(tmp_path / "r")
     folder.acquire()
     folder.release()

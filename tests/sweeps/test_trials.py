@@ -1,0 +1,102 @@
+"""A cell in its process: who finds it taken waits, and takes over its result."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dbo.platform.local import LocalEngine
+from dbo.platform.records import RunFolder, read_events
+from dbo.sweeps import plan, trials
+from dbo.sweeps.cells import Cell, Cells
+
+Sheet = Callable[..., Path]
+Told = list[dict[str, Any]]
+
+
+@pytest.fixture
+def cell(sheet: Sheet) -> Cell:
+    return Cells(plan.read(sheet())).fixed[0]
+
+
+def orders(out: Path) -> trials.Orders:
+    return trials.Orders(out=str(out), start=".", settings={}, base={}, axes={}, metric="upper_loss", worst=1e30,
+                         chatty=False)
+
+
+def conduct(cell: Cell, out: Path) -> tuple[threading.Thread, Told]:
+    """In a thread: locks are the same between two of them as between two processes."""
+    told: Told = []
+    thread = threading.Thread(target=trials.conduct, args=(cell.experiment.resolved(), orders(out), told.append))
+    thread.start()
+    return thread, told
+
+
+def test_a_cell_that_is_drawn_twice_is_run_once(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits longer than anybody may be silent, while the first gets on, and then tells the same result."""
+    monkeypatch.setattr(trials, "_HELD", 1.0)
+    inside, seen = threading.Event(), threading.Event()
+    original = LocalEngine.advance
+
+    def advance(engine: LocalEngine, number: int) -> None:
+        inside.set()
+        seen.wait(20)                           # the other one has found the folder taken
+        threading.Event().wait(0.4)
+        original(engine, number)
+
+    def in_use(folder: Path) -> bool:
+        held = found(folder)
+        if held:
+            seen.set()
+        return held
+
+    found = trials.in_use
+    monkeypatch.setattr(LocalEngine, "advance", advance)
+    monkeypatch.setattr(trials, "in_use", in_use)
+    first, one = conduct(cell, tmp_path)
+    assert inside.wait(20)
+    second, other = conduct(cell, tmp_path)
+    for thread in (first, second):
+        thread.join(60)
+    assert (one[-1]["status"], other[-1]["status"]) == ("finished", "finished")
+    assert one[-1]["upper_loss"] == other[-1]["upper_loss"]
+    events = read_events(cell.folder(tmp_path) / "events.jsonl")
+    assert sum(event["kind"] == "started" for event in events) == 1
+
+
+def test_two_that_start_at_once(cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find the folder free, one is quicker: the other waits for it after all."""
+    both = threading.Barrier(2)
+    look = trials.in_use
+    first = threading.local()
+
+    def in_use(folder: Path) -> bool:
+        held = look(folder)
+        if not getattr(first, "looked", False):
+            first.looked = True
+            both.wait(20)
+        return held
+
+    monkeypatch.setattr(trials, "in_use", in_use)
+    pair = [conduct(cell, tmp_path) for _ in range(2)]
+    for thread, _ in pair:
+        thread.join(60)
+    assert [told[-1]["status"] for _, told in pair] == ["finished", "finished"]
+
+
+def test_a_silent_holder_is_not_waited_for_for_ever(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever holds the folder and does nothing: told, after a bounded time."""
+    monkeypatch.setattr(trials, "_HELD", 0.2)
+    held = RunFolder(cell.folder(tmp_path))
+    held.acquire()
+    thread, told = conduct(cell, tmp_path)
+    thread.join(60)
+    held.release()
+    assert told[-1]["status"] == "failed"
+    assert "in use" in told[-1]["error"]
