@@ -158,16 +158,16 @@ class Driver:
     # ---- room --------------------------------------------------------------------------------------------------------
 
     def bundles(self, cell: Cell) -> Bundles:
-        """What a cell needs: a core, or nothing for itself, which only waits, and a seat for each of its actors.
+        """What a cell needs: a core per thread, or nothing for itself, which only waits, and a seat for each actor.
 
         Behind a seat is a fair share of the cores, though an actor asks for less: so that no more actors are at work at
         the same time than there are cores.
         """
         engine = cell.experiment.parts.engine
-        if cell.experiment.engine["name"] != "ray":
-            return [{"CPU": 1.0}]
-        blocks = engine.pack(self.ray, cell.experiment.nodes)
         cores = [node["Resources"].get("CPU", 0.0) for node in self.ray.nodes() if node["Alive"]]
+        if cell.experiment.engine["name"] != "ray":
+            return [{"CPU": min(float(engine.threads), max(cores))}]
+        blocks = engine.pack(self.ray, cell.experiment.nodes)
         share = math.floor(_TAKEN * fair_share(cores, len(blocks)) * 100) / 100
         seats = [engine.bundle(len(ids)) for ids in blocks]
         return [{}, *({**seat, "CPU": max(seat["CPU"], share)} for seat in seats)]

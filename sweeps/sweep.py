@@ -54,9 +54,7 @@ class Folder:
         self._write("running", earlier)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
-        if kind is not None and issubclass(kind, Exception):
-            self.end("failed")          # an interrupted sweep is not: it is gone on with
+    def __exit__(self, *exc: Any) -> None:
         self._lock.release()
 
     def earlier(self) -> dict[str, Any]:
@@ -110,7 +108,8 @@ def slots(cells: Cells) -> int | None:
     """How many cells run at a time on this machine, where there is no cluster."""
     if cells.base.engine.get("address") or os.environ.get("RAY_ADDRESS"):
         return None
-    return os.cpu_count() or 1 if cells.base.engine["name"] == "local" else 1
+    engine = cells.base.parts.engine
+    return max(1, (os.cpu_count() or 1) // engine.threads) if cells.base.engine["name"] == "local" else 1
 
 
 def default_folder(cells: Cells) -> Path:
@@ -156,7 +155,18 @@ class Forecast:
 
 
 def run(folder: Folder, forecast: Forecast, console: Console | None) -> Outcome:
-    """Runs what is not there yet and writes the tables; the folder is held."""
+    """Runs what is not there yet and writes the tables; the folder is held, and says how it ended before this returns:
+    those who follow it are told to stop right after."""
+    try:
+        outcome = _run(folder, forecast, console)
+    except Exception:                   # an interrupted sweep has no end: it is gone on with
+        folder.end("failed")
+        raise
+    folder.end("failed" if outcome.failed else "finished")
+    return outcome
+
+
+def _run(folder: Folder, forecast: Forecast, console: Console | None) -> Outcome:
     cells, out = folder.cells, folder.path
     errors: dict[str, str] = {}
     if forecast.left > 0:
@@ -172,7 +182,6 @@ def run(folder: Folder, forecast: Forecast, console: Console | None) -> Outcome:
     seeds = summaries.seed_table(table, list(cells.sweep.axes))
     summaries.write(table, seeds, out)
     failed = [(cell.label, errors[cell.name]) for cell in everything if cell.name in errors]
-    folder.end("failed" if failed else "finished")
     return Outcome(out, table, seeds, failed)
 
 

@@ -1,6 +1,8 @@
 """Which data sets there are. A new one is a class with `load`, in a file of its own if it is long, and a line below."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -9,7 +11,7 @@ from typing_extensions import Doc
 
 from dbo.tasks.mnist import Mnist
 from dbo.tasks.newsgroups import Newsgroups
-from dbo.tasks.problem import DataSet, Part, Samples
+from dbo.tasks.problem import Array, DataSet, Part, Samples
 from dbo.tasks.splits import three_ways
 from dbo.tasks.synthetic_text import SyntheticText
 
@@ -22,11 +24,23 @@ class Digits:
     val_fraction: Annotated[float, Gt(0), Lt(1), Doc("share of the remaining samples for the upper level")] = 0.5
 
     def load(self, seed: int, data_dir: str | None) -> Samples:
-        from sklearn.datasets import load_digits  # slow to import, and only this class needs it
-
-        pixels, labels = load_digits(return_X_y=True)
+        pixels, labels = digits_table()
         digits = Part(pixels / 16.0, labels.astype(np.int64))
         return three_ways(digits, 10, self.test_fraction, self.val_fraction, seed)
+
+
+def digits_table() -> tuple[Array, Array]:
+    """Pixels and labels, from the file in scikit-learn: importing the library takes longer than a short run."""
+    spec = find_spec("sklearn")
+    for place in (spec and spec.submodule_search_locations) or []:
+        file = Path(place, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return pixels, labels
 
 
 DATASETS: dict[str, type[DataSet]] = {

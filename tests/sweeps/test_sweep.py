@@ -20,6 +20,7 @@ from dbo.platform.run import run
 from dbo.platform.seats import waiting_room
 from dbo.sweeps import drive, plan
 from dbo.sweeps import sweep as sweeping
+from dbo.sweeps.board import Board
 from dbo.sweeps.cells import Cells
 from dbo.sweeps.drive import fair_share
 
@@ -257,6 +258,16 @@ def test_shares_of_cores() -> None:
     assert fair_share([1.0, 1.0], 3) == 0.5
     assert fair_share([4.0, 4.0], 10) == 0.8
     assert fair_share([2.0], 1000) == 0.01
+
+
+def test_a_cell_takes_a_core_for_each_of_its_threads(ray: Any, sheet: Sheet, tmp_path: Path) -> None:
+    """Two threads, two cores, however many there are beyond; more threads than any machine has cores: all of one."""
+    cores = ray.cluster_resources()["CPU"]
+    for threads, taken in ((1, 1.0), (2, min(2.0, cores)), (1000, cores)):
+        cells = sweeping.plan(plan.read(sheet(), [f"engine={{name: local, threads: {threads}}}"]))
+        driver = drive.Driver(cells, tmp_path, Board(cells.sweep, 1, 0, lambda: None, None), lambda: None)
+        assert driver.bundles(cells.fixed[0]) == [{"CPU": taken}]
+        assert sweeping.slots(cells) == max(1, int(cores // threads))
 
 
 def test_a_killed_driver_loses_nothing(ray: Any, tmp_path: Path) -> None:

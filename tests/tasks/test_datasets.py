@@ -6,8 +6,10 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
+from dbo.tasks import datasets
 from dbo.tasks.catalog import TASKS
 from dbo.tasks.datasets import DATASETS, Digits
 from dbo.tasks.problem import Array, Samples
@@ -43,6 +45,15 @@ def test_tasks_accept_data_sets_that_exist() -> None:
         assert set(task.datasets) <= set(DATASETS)
         if task.datasets:
             assert task().dataset in task.datasets    # type: ignore[attr-defined]
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from its file, and by its loader where the file is not: the same numbers."""
+    pixels, labels = load_digits(return_X_y=True)
+    for _ in range(2):
+        for mine, theirs in zip(datasets.digits_table(), (pixels, labels), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        monkeypatch.setattr(datasets, "find_spec", lambda name: None)
 
 
 def test_digits_sizes_and_range() -> None:
