@@ -242,7 +242,7 @@ def sync(
     if uri is not None:
         tracking_uri.check("--uri", "" if uri == tracking_uri.OFF else uri)
     for folder in folders:
-        tracking.root_of(folder)                    # all of them, before the first one is sent
+        tracking.destination(tracking.root_of(folder), uri)         # all of them, before the first one is sent
     for folder in folders:
         tracking.sync(folder, uri, experiment, plainly)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -15,11 +16,11 @@ from dbo.algorithms.registry import algorithms
 from dbo.platform import overrides as overriding
 from dbo.platform import yaml_text
 from dbo.platform.components import pick
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, InUse
 from dbo.platform.experiment import Experiment
 from dbo.platform.files import write_atomically
 from dbo.platform.masking import masked_in
-from dbo.platform.records import RunFolder, Target
+from dbo.platform.records import RunFolder, Target, started_since
 from dbo.platform.run import Result, Watcher, check_folder, prepare, reached, run
 from dbo.platform.seats import waiting_room
 from dbo.platform.storage import is_url
@@ -103,13 +104,15 @@ def compare(
     if is_url(out):
         raise InputError(f"--out: {out} is not allowed; a comparison needs a folder")
     folders = [RunFolder(out / experiment.algorithm["name"]) for experiment in experiments]
-    known = (out / "group.json").exists()
-    if known and _kind(out) != "compare":
+    group = out / "group.json"
+    if group.exists() and _kind(out) != "compare":
         raise InputError(f"--out: {out} holds something else than a comparison; choose another folder")
+    earlier = group.read_bytes() if group.exists() else None
     for experiment, folder in zip(experiments, folders, strict=True):
         check_folder(folder, experiment, resume=True)       # all of them, before the first one starts
     prepared = prepare(experiments[0])
     results: list[Result] = []
+    since = time.time()
     try:
         with waiting_room():
             for experiment, folder in zip(experiments, folders, strict=True):
@@ -117,11 +120,17 @@ def compare(
                 resume = folder.holds_run()
                 results.append(run(experiment, folder.path, resume=resume, watcher=watcher, prepared=prepared))
         table(results, target).to_csv(out / "compare.csv", index=False)
-    except InputError:
-        if not known and not any(folder.holds_run() for folder in folders):       # nothing was run: nothing stays
+    except InputError as error:
+        if earlier is None and not any(folder.holds_run() for folder in folders):       # nothing was run: nothing stays
             with suppress(OSError):
-                (out / "group.json").unlink(missing_ok=True)
+                group.unlink(missing_ok=True)
                 out.rmdir()
+        elif isinstance(error, InUse):
+            pass                # another command is at work there, and says itself how it ends
+        elif earlier is None or any(started_since(folder.path, since) for folder in folders):
+            _describe(out, experiments, target, "failed", command)
+        else:
+            write_atomically(group, earlier)
         raise
     except Exception:
         _describe(out, experiments, target, "failed", command)

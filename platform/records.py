@@ -227,6 +227,12 @@ def read_events(path: Path) -> list[Record]:
     return _read_lines(path, "kind", str)
 
 
+def started_since(folder: Path, when: float) -> bool:
+    """Whether the run in a folder was begun, or gone on with, at this time or later."""
+    events = read_events(folder / "events.jsonl")
+    return any(event["kind"] == "started" and event["timestamp"] >= when for event in events)
+
+
 def _read_lines(path: Path, key: str, kind: type) -> list[Record]:
     """The objects in the complete lines of a file; each has a `key` of this kind."""
     try:

@@ -193,6 +193,7 @@ class _Run:
     records: list[Record] = field(default_factory=list)
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     data: str | None = None              # digest of the data
+    begun: bool = False
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def go(self) -> Result:
@@ -227,10 +228,9 @@ class _Run:
         try:
             self._settle(checkpoint)
             return self._carry(engine, problem, checkpoint)
-        except InputError:
-            raise
         except Exception as failure:
-            self._end("failed", _told(failure))
+            if self.begun or not isinstance(failure, InputError):
+                self._end("failed", _told(failure))
             raise
         finally:
             engine.close()
@@ -271,6 +271,7 @@ class _Run:
             "started", after_round=done, rounds=self.experiment.rounds, run_key=self.experiment.run_key,
             version=version("dbo"), **origin(),
         )
+        self.begun = True
         self.watcher.started(self.experiment, done)
         while True:
             try:
@@ -397,7 +398,8 @@ def _state(engine: Engine) -> dict[str, NDArray[Any]]:
 
 
 def _told(failure: Exception) -> str:
-    return masked(str(failure) if isinstance(failure, RunError) else f"{type(failure).__name__}: {failure}")
+    plain = isinstance(failure, RunError | InputError)
+    return masked(str(failure) if plain else f"{type(failure).__name__}: {failure}")
 
 
 def reached(records: list[Record], target: Target) -> Mapping[str, Any] | None:

@@ -39,9 +39,9 @@ def following(root: Path, uri: str | None, experiment: str, say: Say = print) ->
     if uri == tracking_uri.OFF:
         yield
         return
-    store = tracking_uri.place(uri, root)
+    store, since = tracking_uri.place(uri, root), time.time()
     command = [sys.executable, "-m", "dbo.platform.tracking", str(root), "--uri", store, "--experiment", experiment,
-               "--follow", "--since", repr(time.time())]
+               "--follow", "--since", repr(since)]
     with tempfile.TemporaryFile() as complaints:
         writer = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints,
@@ -52,7 +52,7 @@ def following(root: Path, uri: str | None, experiment: str, say: Say = print) ->
         try:
             yield
         except InputError:
-            refused = True                      # nothing has been run, nothing is to be written
+            refused = not _ended(root, since)   # nothing has been run, nothing is to be written
             raise
         finally:
             try:
@@ -65,6 +65,19 @@ def following(root: Path, uri: str | None, experiment: str, say: Say = print) ->
                 for pipe in (writer.stdin, writer.stdout):
                     with suppress(OSError):
                         pipe.close()            # type: ignore[union-attr]
+
+
+def _ended(root: Path, since: float) -> bool:
+    """Whether what is in a folder was begun and has come to an end since then."""
+    from dbo.platform import tracking_source as source
+    from dbo.platform.records import started_since
+
+    with suppress(InputError, OSError):
+        if not source.is_group(root):
+            return source.run_ending(root) is not None and started_since(root, since)
+        written = (root / source.GROUP).stat().st_mtime
+        return written >= since and source.group_ending(source.read_group(root)) is not None
+    return False
 
 
 def _await(writer: "subprocess.Popen[bytes]", root: Path, say: Say, complaints: IO[bytes]) -> None:
@@ -100,20 +113,42 @@ def sync(folder: Path, uri: str | None, experiment: str | None, say: Say = print
     from dbo.platform.tracking_writer import Writer, told
 
     root = root_of(folder)
-    named = _recorded(root)
-    recorded = named.get("uri") if named.get("uri") != tracking_uri.OFF else None
-    place = tracking_uri.place(uri if uri is not None else recorded, root)
-    os.environ.update(environment(place))
-    writer = Writer(root, Store(place, experiment or str(named.get("experiment") or "dbo")))
-    try:
-        writer.write(last=True)
-    except (InputError, RunError):
-        raise
-    except Exception as error:
-        writer.count()
-        raise RunError(f"{folder}: {writer.left} points of {writer.points} are not in MLflow: {told(error)}") from error
+    place = destination(root, uri)
+    writer = Writer(root, Store(place, experiment or str(_recorded(root).get("experiment") or "dbo")))
+    with _environment(environment(place)):
+        try:
+            writer.write(last=True)
+        except (InputError, RunError):
+            raise
+        except Exception as error:
+            writer.count()
+            left = f"{writer.left} points of {writer.points} are not in MLflow"
+            raise RunError(f"{folder}: {left}: {told(error)}") from error
     for path, new, points in writer.runs:
         say(f"{path}: sent {new} new points of {points}" if new else f"{path}: up to date, {points} points")
+
+
+def destination(root: Path, uri: str | None) -> str:
+    """The store that a folder goes to: the one that is given, else the one that it names, if that may be asked."""
+    if uri is None:
+        uri = _recorded(root).get("uri")
+        tracking_uri.check_recorded(f"{root}: tracking.uri", uri)
+    return tracking_uri.place(uri if uri != tracking_uri.OFF else None, root)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """The process with these values, and after that as it was: the next folder may name another server."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def root_of(folder: Path) -> Path:

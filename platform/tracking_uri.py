@@ -1,14 +1,18 @@
 """Which MLflow stores may be named, and which one it is where none is named."""
 
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from dbo.platform.errors import InputError
-from dbo.platform.masking import has_secret_parameter
+from dbo.platform.masking import has_secret_parameter, masked
 
 OFF = "off"
 ALLOWED = "null (a sqlite file with the results), off, sqlite:///FILE.db, http(s)://HOST:PORT, postgresql://HOST/NAME"
-_SERVERS = ("http", "https", "postgresql", "postgresql+psycopg2")
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "postgresql+psycopg2": 5432}
+_SERVERS = tuple(_PORTS)
+_MLFLOW_FILE = "~/.mlflow/credentials"
+_MLFLOW_NAMES = tuple(f"MLFLOW_TRACKING_{name}" for name in ("USERNAME", "PASSWORD", "TOKEN", "AUTH", "AWS_SIGV4"))
 
 
 def check(field: str, uri: str | None) -> None:
@@ -32,6 +36,40 @@ def check(field: str, uri: str | None) -> None:
     if parts.scheme not in (*_SERVERS, "sqlite") or not good:
         shown = "a URI with an @" if "@" in uri else repr(uri)          # which may hide a password
         raise InputError(f"{field}: {shown} is not allowed; allowed: {ALLOWED}")
+
+
+def check_recorded(field: str, uri: object) -> None:
+    """The store that a folder names. If it is a server, it must be one that the credentials which lie here are for:
+    whoever wrote the folder could name a server of their own, and MLflow's client gives them to any."""
+    if not isinstance(uri, str | None):
+        raise InputError(f"{field}: {uri!r} is not allowed; allowed: {ALLOWED}")
+    check(field, uri)
+    if uri is None or uri == OFF or file_of(uri) is not None:
+        return
+    found = _credentials(uri)
+    if found and _server(uri) != _server(os.environ.get("MLFLOW_TRACKING_URI", "")):
+        raise InputError(
+            f"{field}: {masked(uri)} would be given what is in {found}, and is not the server of MLFLOW_TRACKING_URI; "
+            f"if it is yours, give --uri {masked(uri)}"
+        )
+
+
+def _credentials(uri: str) -> str:
+    """Where something lies that a client of this store would send along."""
+    names = _MLFLOW_NAMES if uri.lower().startswith("http") else ("PGPASSWORD",)
+    found = [name for name in names if os.environ.get(name)]
+    if names is _MLFLOW_NAMES and Path(_MLFLOW_FILE).expanduser().exists():
+        found.append(_MLFLOW_FILE)
+    return ", ".join(found)
+
+
+def _server(uri: str) -> tuple[str, str | None, int | None] | None:
+    """Scheme, host and port."""
+    try:
+        parts = urlsplit(uri)
+        return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
 
 
 def place(uri: str | None, root: Path) -> str:

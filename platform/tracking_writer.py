@@ -9,7 +9,7 @@ from typing import Any
 
 from dbo.platform import tracking_source as source
 from dbo.platform.errors import RunError
-from dbo.platform.records import in_use, read_events
+from dbo.platform.records import in_use, started_since
 from dbo.platform.tracking_source import Ending, Facts
 from dbo.platform.tracking_store import CLOCK, Store
 
@@ -31,7 +31,7 @@ class Writer:
         """Brings over what is new. `last`: the command has ended, what has no end by now was killed."""
         if not source.is_group(self.root):
             run = self._run(self.root)
-            if last or run.started_since(self._since):
+            if last or started_since(self.root, self._since):
                 self._store.open()
                 run.write(last, None)
             return
@@ -100,10 +100,6 @@ class _Tracked:
         self.status = ""
         self._tags: dict[str, str] = {}
         self._seen: Any = None                               # the folder as it was when all of it was in MLflow
-
-    def started_since(self, when: float) -> bool:
-        events = read_events(self.folder / "events.jsonl")
-        return any(event["kind"] == "started" and event["timestamp"] >= when for event in events)
 
     def unsent(self) -> list[int]:
         return [round_ for round_ in self.points.records if round_ not in self._sent]

@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
-from dbo.platform import tracking_uri
+from dbo.platform import tracking_uri, yaml_text
 from dbo.platform.compare import compare
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
 from dbo.platform.records import Target, read_metrics
 from dbo.platform.run import run
-from dbo.platform.tracking import following, sync
+from dbo.platform.tracking import destination, following, sync
 from dbo.platform.tracking_source import MAX_KEYS, Points, flat, run_name, values
 from dbo.platform.tracking_store import environment
 
@@ -345,6 +345,116 @@ def test_a_refused_command_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError), following(tmp_path / "runs" / "x", None, "dbo"):
         raise InputError("no")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_input_that_shows_late_is_an_end(tiny: Callable[..., Experiment], tmp_path: Path, store: str) -> None:
+    """An InputError of a run that has begun: FAILED with its reason, in the folder and in MLflow."""
+
+    def refuse() -> None:
+        raise InputError("metric: x is not measured by this task")
+
+    with pytest.raises(InputError, match="not measured"), following(tmp_path / "r", store, "dbo"):
+        run(tiny(), tmp_path / "r", watcher=Pace(0.0, round_3=refuse))
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
+    seen = Seen(store)
+    (found,) = seen.runs()
+    assert (found.info.status, found.data.tags["dbo.status"]) == ("FAILED", "failed")
+    assert found.data.tags["dbo.error"] == "metric: x is not measured by this task"
+    assert seen.steps(found) == [0, 1, 2, 3]
+
+
+def test_a_comparison_that_is_refused_late_has_an_end(
+    tiny: Callable[..., Experiment], tmp_path: Path, store: str
+) -> None:
+    """The parent and the child that was begun: FAILED."""
+
+    def refuse() -> None:
+        raise InputError("no")
+
+    out = tmp_path / "c"
+    with pytest.raises(InputError), following(out, store, "dbo"):
+        compare([tiny()], Target("upper_loss", 1.0), out, watcher=Pace(0.0, round_1=refuse))
+    assert json.loads((out / "group.json").read_text())["status"] == "failed"
+    assert [found.info.status for found in Seen(store).runs()] == ["FAILED", "FAILED"]
+
+
+def test_a_comparison_that_is_refused_at_once_is_as_it_was(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    """A finished one that is repeated with other data: its status stays."""
+    out, target = tmp_path / "c", Target("upper_loss", 1.0)
+    compare([tiny()], target, out)
+    before = (out / "group.json").read_bytes()
+    summary = json.loads((out / "c2dfb" / "summary.json").read_text())
+    summary["problem"]["data_sha256"] = "another"
+    (out / "c2dfb" / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match="on other data"):
+        compare([tiny()], target, out)
+    assert (out / "group.json").read_bytes() == before
+
+
+# ---- whose server it is ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder that names a server; no credentials lie here."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("USERNAME", "PASSWORD", "TOKEN", "AUTH", "AWS_SIGV4"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+    return run(tiny(tracking={"uri": "http://127.0.0.1:9"}), tmp_path / "r").folder
+
+
+@pytest.mark.parametrize("name", ["PASSWORD", "TOKEN", "USERNAME", "AUTH", "file"])
+def test_credentials_go_to_no_server_that_only_a_folder_names(
+    named: Path, name: str, dbo: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused in one line, whatever kind lies here, unless it is the server of MLFLOW_TRACKING_URI or given."""
+    assert destination(named, None) == "http://127.0.0.1:9"          # control: nothing to lose
+    if name == "file":
+        (tmp_path / ".mlflow").mkdir()
+        (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\n")
+    else:
+        monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", "hunter2")
+    for mine in ("", "http://127.0.0.1:10", "https://127.0.0.1:9", "http://localhost:9", "sqlite:///a.db"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", mine)
+        done = dbo("sync", str(named))
+        assert done.code == 2
+        assert "give --uri http://127.0.0.1:9" in done.err
+        assert "hunter2" not in done.err
+        assert len(done.err.splitlines()) == 1
+    assert destination(named, "http://127.0.0.1:9") == "http://127.0.0.1:9"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9/")
+    assert destination(named, None) == "http://127.0.0.1:9"
+
+
+def test_one_folder_s_server_is_not_the_next_one_s_trust(
+    named: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What MLflow is told of one folder is gone before the next."""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hunter2")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    sync(named, store, None)
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:9"
+    assert destination(named, None) == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("uri", ["databricks", "http://me:hunter2@h", 7, ["http://h"], "file:///etc"])
+def test_a_folder_s_store_is_checked_as_any(named: Path, uri: Any) -> None:
+    """Whoever wrote the folder may have written anything."""
+    text = yaml_text.read(named / "experiment.yaml")
+    (named / "experiment.yaml").write_text(yaml_text.dump({**text, "tracking": {"uri": uri}}))
+    with pytest.raises(InputError, match=r"tracking.uri: .*(allowed: null|environment)"):
+        sync(named, None, None)
+
+
+def test_a_data_base_gets_no_password_either(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PGPASSWORD goes to whichever PostgreSQL is asked."""
+    text = yaml_text.read(named / "experiment.yaml")
+    (named / "experiment.yaml").write_text(yaml_text.dump({**text, "tracking": {"uri": "postgresql://h/n"}}))
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    with pytest.raises(InputError, match="PGPASSWORD"):
+        destination(named, None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://h:5432/other")
+    assert destination(named, None) == "postgresql://h/n"
 
 
 # ---- small parts -----------------------------------------------------------------------------------------------------
