@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dbo.platform import rooms
 from dbo.platform.console import Arguments, Out, Quiet, check_out, console, plainly, split, typed, warn
-from dbo.platform.errors import InputError, NodeFailure, RunError
+from dbo.platform.errors import InputError, InUse, NodeFailure, RunError
 from dbo.platform.masking import masked
 
 app = typer.Typer(
@@ -52,7 +52,7 @@ def run(
     experiment = Experiment.read(file, overrides)       # before the rest is loaded: wrong input is told at once
 
     from dbo.platform.progress import Bars
-    from dbo.platform.run import local_folder
+    from dbo.platform.run import adding_to, local_folder
     from dbo.platform.run import run as run_experiment
     from dbo.platform.tracking import following
 
@@ -63,7 +63,11 @@ def run(
             with Bars(console) as bars:
                 result = run_experiment(experiment, out, resume=resume, watcher=bars)
             _show_run(result)
-        rooms.after("run", result.folder, quiet)
+        try:
+            with adding_to(out):
+                rooms.after("run", result.folder, quiet)
+        except (InUse, RunError) as error:          # the run itself is where it should be
+            warn(f"what is made of the results is not with them: {error}")
     if result.status != "finished":
         raise RunError(f"{result.status}: {result.summary.get('error', '')}")
 

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -130,6 +131,23 @@ def run(
             return recorded
         checkpoints = Checkpoints(folder.checkpoints, experiment.run_key)
         return _Run(experiment, prepared, folder, checkpoints, watcher or _Nobody(), resume).go()
+    finally:
+        folder.release()
+
+
+@contextmanager
+def adding_to(out: str | Path | None) -> Iterator[None]:
+    """What is added meanwhile to the folder of a run that has just ended goes to its URL too, if it has one."""
+    if out is None or not is_url(out):
+        yield
+        return
+    storage = Storage(str(out))
+    folder = RunFolder(storage.local, storage)
+    folder.acquire()
+    try:
+        storage.in_step()
+        yield
+        folder.publish()
     finally:
         folder.release()
 

@@ -72,9 +72,16 @@ class Storage:
         except Exception as error:
             raise RunError(masked(f"{self.url} cannot be read: {type(error).__name__}: {error}")) from error
 
+    def in_step(self) -> None:
+        """Takes the local copy for what lies at the URL, as it is when a run has ended."""
+        self._there = {name: _stamp(path) for name, path in self._here().items()}
+
+    def _here(self) -> dict[str, Path]:
+        return {path.relative_to(self.local).as_posix(): path for path in _files(self.local)}
+
     def push(self) -> None:
         """Removes there what is gone here, then brings over what has changed since the last time."""
-        here = {path.relative_to(self.local).as_posix(): path for path in _files(self.local)}
+        here = self._here()
         try:
             for name in [name for name in self._there if name not in here]:
                 self._files.rm_file(f"{self._root}/{name}")

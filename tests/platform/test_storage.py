@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
+from dbo.platform import rooms
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.local import LocalEngine
 from dbo.platform.records import read_run
@@ -110,3 +112,44 @@ def test_what_is_not_a_runs_stays_at_the_url(tiny: Any, there: Path) -> None:
     (there / ".git" / "config").write_text("mine")
     run(tiny(), f"file://{there}")
     assert (there / ".git" / "config").read_text() == "mine"
+
+
+def test_what_is_made_of_a_run_is_at_its_url_too(
+    dbo: Any, tiny_overrides: tuple[str, ...], there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report that follows a run: brought there, also after a second start that finds the run finished; nothing else
+    is sent again, nothing is removed."""
+    sent: list[str] = []
+    put = LocalFileSystem.put_file
+
+    def seen(self: Any, local: str, remote: str, **more: Any) -> Any:
+        sent.append(Path(local).name)
+        return put(self, local, remote, **more)
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", seen)
+    for start in ((), ("--resume",)):
+        sent.clear()
+        done = dbo("run", *tiny_overrides, "--out", f"file://{there}", "--quiet", *start)
+        assert done.code == 0, done.err
+        assert "</html>" in (there / "report.html").read_text()
+        assert sent.count("report.html") == 1
+        assert sent.count("state.safetensors") == (0 if start else 1)
+        assert read_run(there).summary["status"] == "finished"
+        (there / "report.html").unlink()
+
+
+def test_a_report_that_cannot_be_brought_is_told(
+    dbo: Any, tiny_overrides: tuple[str, ...], there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is safe: a line, and exit 0."""
+
+    def after(kind: str, folder: Path, quiet: bool) -> None:
+        monkeypatch.setattr(Storage, "push", away)
+
+    def away(self: Storage) -> None:
+        raise RunError("the bucket is away")
+
+    monkeypatch.setattr(rooms, "after", after)
+    done = dbo("run", *tiny_overrides, "--out", f"file://{there}", "--quiet")
+    assert done.code == 0, done.err
+    assert "not with them: the bucket is away" in done.out
