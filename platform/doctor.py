@@ -249,16 +249,17 @@ def exposed() -> Iterator[Finding]:
     found = False
     for server in net.servers():
         where = f"port {server.port} ({server.process or 'unknown process'})"
+        reach = f"at {server.address}" if server.address else "on all interfaces"
         if server.kind in ("ray, open", "ray core, open", "mlflow, open") and server.public:
             found = True
             what = "MLflow without a password" if server.kind.startswith("mlflow") else "Ray without a token"
-            yield Finding("exposed", "refuse", f"{what} on all interfaces, {where}; bind it to 127.0.0.1")
+            yield Finding("exposed", "refuse", f"{what} {reach}, {where}; bind it to 127.0.0.1")
         elif server.kind == "ray, open":
             found = True
             yield Finding("exposed", "warn", f"Ray without a token, {where}: any user of this machine runs code as you")
         elif server.public and server.kind:
             found = True
-            yield Finding("exposed", "warn", f"{server.kind} on all interfaces, {where}; a tunnel is safer")
+            yield Finding("exposed", "warn", f"{server.kind} {reach}, {where}; a tunnel is safer")
         elif server.any_host:
             found = True
             yield Finding("exposed", "warn", f"MLflow answers to any Host header, {where}: web pages can reach it")

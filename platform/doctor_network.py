@@ -11,8 +11,10 @@ from pathlib import Path
 
 _TIMEOUT = 2.0
 _SHUT = (401, 403)          # anything else, silence included, is no sign of a closed door
-_MOST_PORTS = 256
+_MOST_SOCKETS = 256
+_AT_ONCE = 64               # with the timeout and the number above: an answer in some seconds, whoever is silent
 _LISTENING = "0A"
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Server:
     """A listening port of this machine."""
 
     port: int
+    address: str                # where it listens; "" on all interfaces
     public: bool                # others than this machine can connect to it
     process: str                # the command, where it may be seen
     kind: str
@@ -99,25 +102,35 @@ def _get(host: str, port: int, path: str, secure: bool, host_header: str | None 
 
 
 def servers() -> list[Server]:
-    """Ray's and MLflow's servers on this machine; others are left alone after one question."""
-    ports = dict(sorted(_listening().items())[:_MOST_PORTS])
-    owners = _owners({inode for _, inode in ports.values()})
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        answers = list(pool.map(lambda port: ask("127.0.0.1", port), ports))
-    found = []
-    for (port, (public, inode)), answer in zip(ports.items(), answers, strict=True):
+    """Ray's and MLflow's servers on this machine, asked where they listen; others are left alone after one question."""
+    sockets = dict(sorted(_listening().items(), key=lambda entry: (entry[0][0], str(entry[0][1])))[:_MOST_SOCKETS])
+    owners = _owners(set(sockets.values()))
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        answers = list(pool.map(lambda socket_: _ask_at(*socket_), sockets))
+    found: dict[tuple[int, str, str, str], Server] = {}      # one that listens at 0.0.0.0 and at [::] is one server
+    for ((port, address), inode), answer in zip(sockets.items(), answers, strict=True):
         process, token = owners.get(inode, ("", False))
         kind = answer.kind
         if not kind and process in ("gcs_server", "raylet"):
             kind = "Ray's own protocol with a token" if token else "ray core, open"
         if kind:
-            found.append(Server(port, public, process, kind, answer.any_host))
-    return found
+            where = "" if address.is_unspecified else str(address)
+            found.setdefault((port, where, process, kind), Server(
+                port, where, not address.is_loopback, process, kind, answer.any_host))
+    return list(found.values())
 
 
-def _listening() -> dict[int, tuple[bool, str]]:
-    """Port → (reachable from elsewhere, inode of the socket)."""
-    found: dict[int, tuple[bool, str]] = {}
+def _ask_at(port: int, address: Address) -> Answer:
+    """Where a server listens at all interfaces, this machine's own address will do."""
+    if not address.is_unspecified:
+        return ask(str(address), port)
+    answer = ask("127.0.0.1", port)
+    return ask("::1", port) if address.version == 6 and not answer.kind else answer
+
+
+def _listening() -> dict[tuple[int, Address], str]:
+    """Port and address → inode of the socket."""
+    found: dict[tuple[int, Address], str] = {}
     for table in ("tcp", "tcp6"):
         try:
             lines = (Path("/proc/net") / table).read_text().splitlines()[1:]
@@ -127,13 +140,11 @@ def _listening() -> dict[int, tuple[bool, str]]:
             words = line.split()
             address, _, port = words[1].rpartition(":")
             if words[3] == _LISTENING:
-                public = not _address(address).is_loopback
-                before = found.get(int(port, 16), (False, ""))
-                found[int(port, 16)] = (public or before[0], words[9])
+                found[int(port, 16), _address(address)] = words[9]
     return found
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _address(text: str) -> Address:
     """The kernel prints 32-bit words in the machine's byte order, which is little-endian wherever this runs."""
     raw = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     found = ipaddress.ip_address(raw)

@@ -1,14 +1,18 @@
 """`dbo doctor`: planted trouble is found, a machine in order is told to be, and looking changes nothing."""
 
+import ipaddress
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,65 @@ def test_exposed_servers_are_found(routes: Any, host: str, verdict: str | None) 
         mine = [f for f in doctor.exposed() if f"port {port} " in f.text]
     assert [f.verdict for f in mine] == ([verdict] if verdict else [])
     assert f"port {port} " not in " ".join(f.text for f in doctor.exposed())      # control: gone with the server
+
+
+@pytest.mark.parametrize(("host", "verdict"), [("127.0.0.2", "warn"), ("::1", "warn"), ("::", "refuse")])
+def test_servers_at_other_addresses_are_found(host: str, verdict: str) -> None:
+    """Whoever listens at another address of this machine does not answer at 127.0.0.1."""
+    with suppress(OSError), served(host) as port:
+        mine = [f for f in doctor.exposed() if f"port {port} " in f.text]
+        assert [f.verdict for f in mine] == [verdict]
+        return
+    pytest.skip(f"this machine has no address {host}")
+
+
+def test_an_address_on_a_network_is_asked_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that listens there alone is asked there, and is open to others."""
+    here = ipaddress.ip_address("10.1.2.3")
+    monkeypatch.setattr(doctor_network, "_listening", lambda: {(8265, here): "0"})
+    kinds = {("10.1.2.3", 8265): doctor_network.Answer("ray, open")}
+    monkeypatch.setattr(doctor_network, "ask", lambda *place: kinds.get(place, doctor_network.Answer()))
+    (finding,) = doctor.exposed()
+    assert finding.verdict == "refuse"
+    assert "Ray without a token at 10.1.2.3, port 8265" in finding.text
+
+
+@contextmanager
+def served(host: str) -> Iterator[int]:
+    """Ray's Jobs server without a token; also at an IPv6 address."""
+    family, before = socket.AF_INET6 if ":" in host else socket.AF_INET, ThreadingHTTPServer.address_family
+    try:
+        ThreadingHTTPServer.address_family = family
+        with planted.served(planted.RAY_OPEN, host) as port:
+            yield port
+    finally:
+        ThreadingHTTPServer.address_family = before
+
+
+def test_two_servers_on_one_port_are_told_apart() -> None:
+    """At 127.0.0.1 somebody harmless, at another address of the same port Ray without a token."""
+    with planted.served({}, "127.0.0.1") as port:
+        server = ThreadingHTTPServer(("127.0.0.2", port), _Ray)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            found = [(s.address, s.kind) for s in doctor_network.servers() if s.port == port]
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+    assert found == [("127.0.0.2", "ray, open")]
+
+
+class _Ray(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, text = planted.RAY_OPEN.get(self.path, (404, ""))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *words: Any) -> None:
+        """Says nothing."""
 
 
 def test_a_server_that_heeds_any_host_is_told() -> None:
