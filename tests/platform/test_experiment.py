@@ -2,10 +2,12 @@
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from dbo.algorithms.compressors import COMPRESSORS
 from dbo.algorithms.registry import algorithms
-from dbo.platform import overrides, presets, yaml_text
+from dbo.platform import overrides, plugins, presets, yaml_text
 from dbo.platform.components import parameters
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
@@ -23,6 +25,7 @@ from dbo.platform.topology import TOPOLOGIES
 from dbo.tasks.catalog import TASKS
 from dbo.tasks.partitions import PARTITIONS
 
+ROOT = Path(__file__).resolve().parents[2]
 Tiny = Callable[..., Experiment]
 TASK_DATA = [(task, data) for task, kind in TASKS.items() for data in kind.datasets or (None,)]
 
@@ -417,6 +420,51 @@ def test_run_key_changes_with_a_plugin_s_content(tiny: Tiny, tmp_path: Path) -> 
     third.write_text("a = 2\n")
     keys = [tiny(plugins=[str(file)]).run_key for file in (first, second, third)]
     assert keys[0] == keys[1] != keys[2]
+    assert tiny().run_key not in keys
+
+
+@pytest.mark.parametrize("room", ["algorithms", "tasks"])
+def test_run_key_changes_with_shipped_code(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    """An algorithm or a task that was edited is another run; the same code elsewhere is not."""
+    for name, module in (("algorithms", "registry"), ("tasks", "problem")):
+        copy = tmp_path / name
+        shutil.copytree(ROOT / name, copy, ignore=lambda folder, names: [n for n in names if not n.endswith(".py")])
+        there = ModuleType(module)
+        there.__file__ = str(copy / f"{module}.py")
+        monkeypatch.setattr(plugins, module, there)
+
+    def key() -> str:
+        plugins.built_in.cache_clear()
+        return tiny().run_key
+
+    try:
+        copied = key()
+        some = sorted((tmp_path / room).glob("*.py"))[0]
+        some.write_text(some.read_text() + "\n# edited\n")
+        edited = key()
+    finally:
+        monkeypatch.undo()
+        plugins.built_in.cache_clear()
+    assert copied == tiny().run_key != edited
+
+
+def test_run_key_changes_with_any_file_of_a_plugin_s_package(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package is all of its modules, also those further down."""
+    package = tmp_path / "a_package_of_mine"
+    (package / "deep").mkdir(parents=True)
+    for name in ("__init__.py", "helper.py", "deep/kernel.py"):
+        (package / name).write_text("a = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = [tiny(plugins=["a_package_of_mine"]).run_key]
+    for name in ("__init__.py", "helper.py", "deep/kernel.py"):
+        (package / name).write_text("a = 2\n")
+        keys.append(tiny(plugins=["a_package_of_mine"]).run_key)
+    monkeypatch.delitem(sys.modules, "a_package_of_mine")
+    assert len(set(keys)) == 4
     assert tiny().run_key not in keys
 
 

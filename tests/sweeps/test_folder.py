@@ -46,3 +46,20 @@ def test_a_password_in_a_sweep_s_command_is_not_recorded(sheet: Sheet, tmp_path:
     text = (out / "group.json").read_text()
     assert "'data_dir=s3://***@host/x?token=***'" in json.loads(text)["command"]
     assert "hunter2" not in text
+
+
+def test_a_comparison_leaves_a_sweep_s_folder_alone(sheet: Sheet, dbo: Command, tmp_path: Path) -> None:
+    """Refused in one line, the sweep's files as they were; and the other way round."""
+    out = tmp_path / "out"
+    with sweeping.Folder(out, Cells(plan.read(sheet())), "dbo sweep quick.yaml"):
+        pass
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    small = ("nodes=4", "rounds=2", "engine.name=local", "task={name: quadratic, dim_x: 4}", "tracking.uri=off")
+    done = dbo("compare", *small, "--algorithms", "d_soba,f2ba", "--quiet", "--out", out)
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert "holds something else than a comparison" in done.err
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    assert dbo("compare", *small, "--algorithms", "d_soba,f2ba", "--quiet", "--out", tmp_path / "c").code == 0
+    done = dbo("sweep", sheet(), "--quiet", "--out", tmp_path / "c")
+    assert done.code == 2
+    assert "holds another sweep" in done.err

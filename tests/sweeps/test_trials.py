@@ -1,4 +1,4 @@
-"""A cell in its process: who finds it taken waits, and takes over its result."""
+"""A cell in its process: who finds it taken waits, and takes over its result; who falls behind is stopped."""
 
 import threading
 from collections.abc import Callable
@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
+from dbo.dashboards.gather import read
 from dbo.platform.local import LocalEngine
-from dbo.platform.records import RunFolder, read_events
-from dbo.sweeps import plan, trials
+from dbo.platform.records import RunFolder, Target, read_events
+from dbo.platform.run import run
+from dbo.platform.tracking_source import run_ending
+from dbo.sweeps import plan, summaries, trials
+from dbo.sweeps.board import Board
 from dbo.sweeps.cells import Cell, Cells
+from dbo.sweeps.drive import Driver
 
 Sheet = Callable[..., Path]
 Told = list[dict[str, Any]]
@@ -100,3 +105,44 @@ def test_a_silent_holder_is_not_waited_for_for_ever(
     held.release()
     assert told[-1]["status"] == "failed"
     assert "in use" in told[-1]["error"]
+
+
+def test_a_cell_that_tune_has_stopped_says_so(
+    cell: Cell, sheet: Sheet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is ended without a word: the driver writes how far it came. It is not run again, and is stopped, not
+    failed or finished, to the tables, the report and MLflow. One that had ended by itself is left as it is."""
+    ended = Cells(plan.read(sheet())).fixed[1]
+    run(ended.experiment, ended.folder(tmp_path))
+    original = LocalEngine.advance
+
+    def advance(engine: LocalEngine, number: int) -> None:
+        if number == 4:
+            raise KeyboardInterrupt
+        original(engine, number)
+
+    monkeypatch.setattr(LocalEngine, "advance", advance)
+    with pytest.raises(KeyboardInterrupt):
+        run(cell.experiment, cell.folder(tmp_path))
+    board = Board(plan.read(sheet()), 2, 0, lambda: None, None)
+    for one in (cell, ended):
+        board.started(one.name, one)
+        board.ended(one.name, "stopped")
+    driver = Driver.__new__(Driver)             # what it needs of itself: no cluster
+    driver.out, driver.board, driver._named, driver._seen = tmp_path, board, {c.name: c for c in (cell, ended)}, {}
+    driver._settle()
+
+    assert (cell.ended(tmp_path), ended.ended(tmp_path)) == ("stopped", "finished")
+    told: Told = []
+    trials.conduct(cell.experiment.resolved(), orders(tmp_path), told.append)
+    assert (told[-1]["status"], told[-1]["round"]) == ("stopped", 3)
+    assert told[-1]["upper_loss"] == read(cell.folder(tmp_path)).records[-1]["upper_loss"]
+    table = summaries.cell_table([cell, ended], tmp_path, Target("upper_loss", 0.0), {})
+    assert list(table["status"]) == ["stopped", "finished"]
+    assert "behind the others after round 3" in table["error"].iloc[0]
+    (row,) = summaries.seed_table(table, ["algorithm.inner_steps", "seed"]).to_dict("records")
+    assert (row["cells"], row["finished"], row["stopped"], row["failed"]) == (2, 1, 1, 0)
+    assert read(cell.folder(tmp_path)).status == "stopped"
+    ending = run_ending(cell.folder(tmp_path))
+    assert ending is not None
+    assert ending.tags["dbo.status"] == "stopped"
