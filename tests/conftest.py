@@ -29,12 +29,13 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"DBO_REQUIRE: unknown {sorted(unknown)}, allowed are {sorted(NEEDS)}")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on Ray share one cluster, so they stay in one process; the others go to whichever is free."""
-    for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests on Ray share one cluster, so they stay in one process; the others go to whichever is free.
+
+    Not when all are collected: pytest-xdist, which reads the groups then, may come first.
+    """
+    if item.get_closest_marker("ray"):
+        item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture

@@ -190,6 +190,12 @@ def test_payloads_do_not_pile_up(ray: Any) -> None:
         engine.close()
 
 
+def test_tests_on_ray_stay_in_one_process(request: pytest.FixtureRequest) -> None:
+    """Where tests run in several processes: two clusters on one machine are twice the load, and none tells."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@ray")
+
+
 def test_packing_follows_the_resources() -> None:
     """auto: one actor per node while there are CPUs (or GPU shares), packed in runs of neighbours otherwise."""
 
