@@ -58,7 +58,7 @@ def following(root: Path, uri: str | None, experiment: str, say: Say = print) ->
             try:
                 if not refused:
                     with console.status("bringing the rest to MLflow"):
-                        _await(writer, root, say, complaints)
+                        _await(writer, root, store, say, complaints)
             finally:
                 writer.kill()
                 writer.wait()
@@ -80,7 +80,7 @@ def _ended(root: Path, since: float) -> bool:
     return False
 
 
-def _await(writer: "subprocess.Popen[bytes]", root: Path, say: Say, complaints: IO[bytes]) -> None:
+def _await(writer: "subprocess.Popen[bytes]", root: Path, store: str, say: Say, complaints: IO[bytes]) -> None:
     """Lets the writer end; every word from it is a sign of progress."""
     assert writer.stdin is not None
     assert writer.stdout is not None
@@ -96,15 +96,16 @@ def _await(writer: "subprocess.Popen[bytes]", root: Path, say: Say, complaints: 
         if lines:
             word = json.loads(lines[-1])
     if not word.get("done"):
-        say(_left(word, root, complaints))
+        say(_left(word, root, store, complaints))
 
 
-def _left(word: dict[str, Any], root: Path, complaints: IO[bytes]) -> str:
+def _left(word: dict[str, Any], root: Path, store: str, complaints: IO[bytes]) -> str:
     complaints.seek(0)
     lines = complaints.read().decode(errors="replace").strip().splitlines()
     error = word.get("error") or ("" if word else (lines or ["the writer gave no sign"])[-1])
     what = f"{word['left']} points of {word['points']} are" if word.get("left") else "the end of the run is"
-    return f"{what} not in MLflow yet; `dbo sync {root}` brings them" + (f" ({error})" if error else "")
+    command = f"dbo sync {root}" + (f" --uri {store}" if tracking_uri.exposed(store) else "")
+    return f"{what} not in MLflow yet; `{command}` brings them" + (f" ({error})" if error else "")
 
 
 def sync(folder: Path, uri: str | None, experiment: str | None, say: Say = print) -> None:

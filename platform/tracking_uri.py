@@ -44,18 +44,19 @@ def check_recorded(field: str, uri: object) -> None:
     if not isinstance(uri, str | None):
         raise InputError(f"{field}: {uri!r} is not allowed; allowed: {ALLOWED}")
     check(field, uri)
-    if uri is None or uri == OFF or file_of(uri) is not None:
+    if uri is None or uri == OFF:
         return
-    found = _credentials(uri)
-    if found and _server(uri) != _server(os.environ.get("MLFLOW_TRACKING_URI", "")):
+    if found := exposed(uri):
         raise InputError(
             f"{field}: {masked(uri)} would be given what is in {found}, and is not the server of MLFLOW_TRACKING_URI; "
             f"if it is yours, give --uri {masked(uri)}"
         )
 
 
-def _credentials(uri: str) -> str:
-    """Where something lies that a client of this store would send along."""
+def exposed(uri: str) -> str:
+    """Where credentials lie that a client of this server would send along, though nobody said that they are for it."""
+    if file_of(uri) is not None or _server(uri) == _server(os.environ.get("MLFLOW_TRACKING_URI", "")):
+        return ""
     names = _MLFLOW_NAMES if uri.lower().startswith("http") else ("PGPASSWORD",)
     found = [name for name in names if os.environ.get(name)]
     if names is _MLFLOW_NAMES and Path(_MLFLOW_FILE).expanduser().exists():
