@@ -245,10 +245,10 @@ def sync(
 
     if uri is not None:
         tracking_uri.check("--uri", "" if uri == tracking_uri.OFF else uri)
-    for folder in folders:
-        tracking.destination(tracking.root_of(folder), uri)         # all of them, before the first one is sent
-    for folder in folders:
-        tracking.sync(folder, uri, experiment, plainly)
+    # All of them, before the first one is sent.
+    places = [tracking.destination(tracking.root_of(folder), uri) for folder in folders]
+    for folder, place in zip(folders, places, strict=True):
+        tracking.sync(folder, place, experiment, plainly)
 
 
 @app.command()

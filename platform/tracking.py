@@ -116,15 +116,14 @@ def sync(folder: Path, uri: str | None, experiment: str | None, say: Say = print
     root = root_of(folder)
     place = destination(root, uri)
     writer = Writer(root, Store(place, experiment or str(_recorded(root).get("experiment") or "dbo")))
-    with _environment(environment(place)):
-        try:
-            writer.write(last=True)
-        except (InputError, RunError):
-            raise
-        except Exception as error:
-            writer.count()
-            left = f"{writer.left} points of {writer.points} are not in MLflow"
-            raise RunError(f"{folder}: {left}: {told(error)}") from error
+    os.environ.update(environment(place))
+    try:
+        writer.write(last=True)
+    except (InputError, RunError):
+        raise
+    except Exception as error:
+        writer.count()
+        raise RunError(f"{folder}: {writer.left} points of {writer.points} are not in MLflow: {told(error)}") from error
     for path, new, points in writer.runs:
         say(f"{path}: sent {new} new points of {points}" if new else f"{path}: up to date, {points} points")
 
@@ -135,21 +134,6 @@ def destination(root: Path, uri: str | None) -> str:
         uri = _recorded(root).get("uri")
         tracking_uri.check_recorded(f"{root}: tracking.uri", uri)
     return tracking_uri.place(uri if uri != tracking_uri.OFF else None, root)
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """The process with these values, and after that as it was: the next folder may name another server."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def root_of(folder: Path) -> Path:

@@ -427,15 +427,20 @@ def test_credentials_go_to_no_server_that_only_a_folder_names(
     assert destination(named, None) == "http://127.0.0.1:9"
 
 
-def test_one_folder_s_server_is_not_the_next_one_s_trust(
-    named: Path, store: str, monkeypatch: pytest.MonkeyPatch
+def test_all_folders_are_looked_at_before_the_first_is_sent(
+    named: Path, tiny: Callable[..., Experiment], dbo: Callable[..., Any], tmp_path: Path, store: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What MLflow is told of one folder is gone before the next."""
+    """One that may not be sent keeps the others back; what MLflow is told of one does not decide about the next."""
+    other = run(tiny(tracking={"uri": store}, seed=1), tmp_path / "other").folder
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hunter2")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:10")
+    assert dbo("sync", str(other), str(named)).code == 2
+    assert Seen(store).runs() == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    sync(named, store, None)
-    assert os.environ["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:9"
-    assert destination(named, None) == "http://127.0.0.1:9"
+    done = dbo("sync", str(other), str(named))
+    assert (done.code, len(Seen(store).runs())) == (1, 1)           # sent, and tried: nobody is there
+    assert "7 points of 7 are not in MLflow" in done.err
 
 
 @pytest.mark.parametrize("uri", ["databricks", "http://me:hunter2@h", 7, ["http://h"], "file:///etc"])
