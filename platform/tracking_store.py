@@ -170,13 +170,18 @@ class Store:
     def log_data(self, run_id: str, data: Mapping[str, Any]) -> None:
         """The data set as an input of the run."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
+        from mlflow.exceptions import MlflowException
 
         dataset = Dataset(
             name=data["name"], digest=data["digest"], source_type="dbo", source=data["source"],
             profile=data["profile"],
         )
         tags = [InputTag("mlflow.data.context", "training"), InputTag("partition", data["partition"])]
-        self._client.log_inputs(run_id, [DatasetInput(dataset, tags)])
+        inputs = [DatasetInput(dataset, tags)]
+        try:
+            self._client.log_inputs(run_id, inputs)
+        except MlflowException:     # a store looks whether the data set is there, then adds it: two at once collide
+            self._client.log_inputs(run_id, inputs)
 
     def running(self, run_id: str) -> None:
         self._client.update_run(run_id, status="RUNNING")

@@ -122,7 +122,7 @@ def test_the_page_lives_with_the_run(page: Any, tmp_path: Path) -> None:
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 400, "height": 800})
     page.wait_for_function("() => document.querySelector('#accuracy').layout.font.color === '#e8ecf2'")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 400")    # redrawn a moment later
     screenshot(page, tmp_path, "dark-400")
     assert page.evaluate("window.hacked") is None
     assert trouble == []
