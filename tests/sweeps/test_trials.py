@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dbo.dashboards.gather import read
+from dbo.platform.errors import InUse
 from dbo.platform.local import LocalEngine
 from dbo.platform.records import RunFolder, Target, read_events
 from dbo.platform.run import run
@@ -39,34 +40,50 @@ def conduct(cell: Cell, out: Path) -> tuple[threading.Thread, Told]:
     return thread, told
 
 
+class Pace:
+    """A clock for those who wait: a hundred seconds pass with every round of the one that they wait for, else none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.begun = 0.0, threading.Event()
+        self._turn, self._done, self._given = threading.Semaphore(0), threading.Semaphore(0), False
+        append, advance = RunFolder.append, LocalEngine.advance
+
+        def paced(engine: LocalEngine, number: int) -> None:
+            self.begun.set()
+            assert self._turn.acquire(timeout=60)
+            advance(engine, number)
+
+        def recorded(folder: RunFolder, record: Any, *more: Any) -> None:
+            append(folder, record, *more)
+            if record["round"]:
+                self._done.release()
+
+        monkeypatch.setattr(LocalEngine, "advance", paced)
+        monkeypatch.setattr(RunFolder, "append", recorded)
+        monkeypatch.setattr(trials, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if not self._given:
+            self._turn.release()
+        self._given = not self._done.acquire(timeout=0.1)
+        if not self._given:
+            self.now += 100
+
+
 def test_a_cell_that_is_drawn_twice_is_run_once(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second waits longer than anybody may be silent, while the first gets on, and then tells the same result."""
-    monkeypatch.setattr(trials, "_HELD", 1.0)
-    inside, seen = threading.Event(), threading.Event()
-    original = LocalEngine.advance
-
-    def advance(engine: LocalEngine, number: int) -> None:
-        inside.set()
-        seen.wait(20)                           # the other one has found the folder taken
-        threading.Event().wait(0.4)
-        original(engine, number)
-
-    def in_use(folder: Path) -> bool:
-        held = found(folder)
-        if held:
-            seen.set()
-        return held
-
-    found = trials.in_use
-    monkeypatch.setattr(LocalEngine, "advance", advance)
-    monkeypatch.setattr(trials, "in_use", in_use)
+    pace = Pace(monkeypatch)
     first, one = conduct(cell, tmp_path)
-    assert inside.wait(20)
+    assert pace.begun.wait(60)
     second, other = conduct(cell, tmp_path)
     for thread in (first, second):
         thread.join(60)
+    assert pace.now > trials._HELD
     assert (one[-1]["status"], other[-1]["status"]) == ("finished", "finished")
     assert one[-1]["upper_loss"] == other[-1]["upper_loss"]
     events = read_events(cell.folder(tmp_path) / "events.jsonl")
@@ -74,19 +91,31 @@ def test_a_cell_that_is_drawn_twice_is_run_once(
 
 
 def test_two_that_start_at_once(cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both find the folder free, one is quicker: the other waits for it after all."""
-    both = threading.Barrier(2)
-    look = trials.in_use
-    first = threading.local()
+    """Both find the folder free, one is quicker: the other is refused, and waits for it after all."""
+    both, refused, seen = threading.Barrier(2), threading.Event(), threading.local()
+    look, acquire, advance = trials.in_use, RunFolder.acquire, LocalEngine.advance
 
     def in_use(folder: Path) -> bool:
         held = look(folder)
-        if not getattr(first, "looked", False):
-            first.looked = True
-            both.wait(20)
+        if not getattr(seen, "once", False):
+            seen.once = True
+            both.wait(60)
         return held
 
+    def taken(folder: RunFolder) -> None:
+        try:
+            acquire(folder)
+        except InUse:
+            refused.set()
+            raise
+
+    def waits(engine: LocalEngine, number: int) -> None:
+        assert refused.wait(60)
+        advance(engine, number)
+
     monkeypatch.setattr(trials, "in_use", in_use)
+    monkeypatch.setattr(RunFolder, "acquire", taken)
+    monkeypatch.setattr(LocalEngine, "advance", waits)
     pair = [conduct(cell, tmp_path) for _ in range(2)]
     for thread, _ in pair:
         thread.join(60)
