@@ -216,7 +216,7 @@ def main() -> None:
     by_hand()
     ours, theirs = np.asarray(inside.rows("y")), y_by_hand()
     apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-    # Rounding decides about entries at a threshold: the real messages part by about 1e-3 in float32 after 60 selections.
+    # Rounding decides about entries at a threshold: on the real messages the two part by about 1e-3 in float32.
     assert apart < 1e-2, f"the two are not the same algorithm: y is apart by {apart:.1e}"
     print(f"  the same y after a round, relative {apart:.0e}", flush=True)
     times = measure.in_turn(
