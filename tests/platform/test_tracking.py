@@ -25,7 +25,7 @@ from dbo.platform.records import Target, read_metrics
 from dbo.platform.run import run
 from dbo.platform.tracking import destination, following, sync
 from dbo.platform.tracking_source import MAX_KEYS, Points, flat, run_name, values
-from dbo.platform.tracking_store import environment
+from dbo.platform.tracking_store import Store, environment
 
 MLFLOW = pytest.importorskip("mlflow")
 KEY = "test_loss"
@@ -186,6 +186,30 @@ def test_two_at_once_on_a_new_store(tiny: Callable[..., Experiment], tmp_path: P
     seen = Seen(sqlite(tmp_path))
     (found,) = seen.runs()
     seen.assert_whole(found, folder)
+
+
+def test_two_that_add_the_same_data_set_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has refused it to the one that came second: asked again, it finds the data set of the first."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    log_inputs, asked = MlflowClient.log_inputs, []
+
+    def collides(self: Any, *args: Any, **more: Any) -> None:
+        asked.append(args)
+        if len(asked) == 1:
+            raise MlflowException("UNIQUE constraint failed")
+        log_inputs(self, *args, **more)
+
+    monkeypatch.setattr(MlflowClient, "log_inputs", collides)
+    client = MlflowClient(sqlite(tmp_path))
+    run_id = client.create_run(client.create_experiment("dbo")).info.run_id
+    data = {"name": "digits", "digest": "d", "source": "s", "profile": "{}", "partition": "iid"}
+    store = Store(sqlite(tmp_path), "dbo")
+    store.open()
+    store.log_data(run_id, data)
+    assert [found.dataset.name for found in client.get_run(run_id).inputs.dataset_inputs] == ["digits"]
+    assert len(asked) == 2
 
 
 # ---- while a run goes on ---------------------------------------------------------------------------------------------
