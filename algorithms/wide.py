@@ -48,9 +48,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 @cache
 def warm(dtype: str) -> None:
     """Compiles the kernels for one dtype, or takes them from the cache: not in the middle of a measurement."""
-    from dbo.algorithms import kernels
+    from dbo.algorithms import kernels, selection
 
-    if not _compiled_earlier(kernels.gather):
+    form = selection.fastest()
+    if not _compiled_earlier(form.gather):
         print("dbo: compiling kernels for wide rows, once", file=sys.stderr, flush=True)
     number = np.dtype(dtype).type
     one, v, w = number(1), np.zeros(64, dtype=dtype), np.ones(64, dtype=dtype)
@@ -65,9 +66,9 @@ def warm(dtype: str) -> None:
     kernels.series(v, w, one, w)
     for count, kernel in enumerate((kernels.sum1, kernels.sum2, kernels.sum3), start=1):
         kernel(v, True, *(one, w) * count)
-    kernels.sample(v, w, 1, w.copy())
-    kernels.gather(v, w, one, one, words, np.zeros(4096, dtype), np.zeros(4096, dtype))
-    kernels.settle(v, one, 1, words, w.copy())
+    selection.sample(v, w, 1, w.copy())
+    form.gather(v, w, one, one, words, np.zeros(4096, dtype), np.zeros(4096, dtype))
+    form.settle(v, one, 1, words, w.copy())
     for count, kernel in enumerate((kernels.add_packed1, kernels.add_packed2, kernels.add_packed3), start=1):
         kernel(v, *(one, words, w) * count)
     kernels.finite(v.view(f"u{v.itemsize}"), exponent(v.dtype))
@@ -88,8 +89,9 @@ def finite(rows: Array) -> bool:
 
 def _compiled_earlier(kernel: Any) -> bool:
     """Whether numba has this kernel on disk."""
+    file = kernel.py_func.__module__.rpartition(".")[2]
     place = kernel.stats.cache_path
-    return place is not None and any(Path(place).glob(f"kernels.{kernel.py_func.__name__}-*.nbc"))
+    return place is not None and any(Path(place).glob(f"{file}.{kernel.py_func.__name__}-*.nbc"))
 
 
 def is_wide(*arrays: Any) -> bool:
@@ -224,14 +226,15 @@ def told(known: Array, news: Array | Sum) -> Array:
 
 def top_k(v: Array, reference: Array, k: int) -> PackedRow:
     """Packs the k largest |v − reference| of a row, ties by position, NaN first; adds them to the reference."""
-    from dbo.algorithms import kernels
+    from dbo.algorithms import selection
 
+    form = selection.fastest()
     dim, number = v.size, v.dtype.type
     tiny = np.nextafter(number(0), number(1))
     stride = dim // _SAMPLE | 1
     stride -= 2 if stride % 5 == 0 else 0      # features × classes: classes are often a multiple of 5
     guess = np.empty(dim // stride, dtype=v.dtype)
-    kernels.sample(v, reference, stride, guess)
+    selection.sample(v, reference, stride, guess)
     guess.sort()
     at, off = guess.size * (1 - k / dim), 4 * np.sqrt(guess.size * k / dim * (1 - k / dim)) + 2
     low = max(guess[int(at - off)], tiny) if at > off else tiny
@@ -239,10 +242,10 @@ def top_k(v: Array, reference: Array, k: int) -> PackedRow:
     words = np.empty(-(-dim // 64), dtype=np.uint64)
     entries = np.empty(k + dim // 32 + 4096, dtype=v.dtype)
     found = np.empty(entries.size, dtype=v.dtype)
-    count, inside, broken = kernels.gather(v, reference, low, high, words, entries, found)
+    count, inside, broken = form.gather(v, reference, low, high, words, entries, found)
     if count < 0 or not (count - inside < k and (k <= count or low == tiny)):      # the sample misled
         entries, found = np.empty(dim + 4096, dtype=v.dtype), np.empty(dim + 4096, dtype=v.dtype)
-        count, inside, broken = kernels.gather(v, reference, tiny, number(np.inf), words, entries, found)
+        count, inside, broken = form.gather(v, reference, tiny, number(np.inf), words, entries, found)
     if broken:
         return _broken(v, reference, k)
     least, ties = tiny, dim
@@ -251,7 +254,7 @@ def top_k(v: Array, reference: Array, k: int) -> PackedRow:
         candidates.partition(place)
         least = candidates[place]
         ties = k - (count - inside) - int(np.count_nonzero(candidates > least))
-    count = kernels.settle(reference, least, ties, words, entries)
+    count = form.settle(reference, least, ties, words, entries)
     return PackedRow(words, entries[:count])
 
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dbo.algorithms import wide
+from dbo.algorithms import selection, wide
 from dbo.algorithms.compressors import TopK, kept, largest
 from dbo.algorithms.draws import Draws
 from dbo.algorithms.exchange import Message, Packed, PackedRow, Sum
 
 DTYPES = (np.float32, np.float64)
 KEY = Draws(5, np.arange(3), 0)
+FORMS = (selection.SCALAR, selection.VECTOR)
+both_forms = pytest.mark.parametrize("form", FORMS, ids=["scalar", "vector"])
 
 
 @pytest.fixture(autouse=True)
@@ -44,34 +46,146 @@ def residuals(draw: st.DrawFn, special: tuple[float, ...] = ()) -> tuple[Any, An
     return rows, reference
 
 
+def compressed(form: selection.Form, ratio: float, rows: Any, reference: Any) -> tuple[Any, Any]:
+    """A message and the reference after it, by one form of the selection, whichever is the faster one here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "fastest", lambda: form)
+        message, heard = wide.residual(TopK(ratio=ratio), rows, reference.copy(), KEY, "y")
+    assert isinstance(message, Packed)
+    assert message.kept == kept(ratio, rows.shape[1])
+    return message, heard
+
+
 def plain(rows: Any, reference: Any, ratio: float) -> tuple[Any, Any]:
     values = largest(rows - reference, kept(ratio, rows.shape[1]))
     return values, reference + values
 
 
+@both_forms
 @settings(deadline=None)
-@given(residuals(), st.floats(0.01, 0.999))
-def test_top_k_is_the_plain_definition(pair: Any, ratio: float) -> None:
+@given(pair=residuals(), ratio=st.floats(0.01, 0.999))
+def test_top_k_is_the_plain_definition(form: selection.Form, pair: Any, ratio: float) -> None:
     """The message is that of TopK to the last bit, and the reference has taken it in."""
     rows, reference = pair
     values, after = plain(rows, reference, ratio)
-    message, heard = wide.residual(TopK(ratio=ratio), rows, reference, KEY, "y")
-    assert isinstance(message, Packed)
+    message, heard = compressed(form, ratio, rows, reference)
     assert message.values.tobytes() == values.tobytes()
     np.testing.assert_array_equal(heard, after)
-    assert message.kept == kept(ratio, rows.shape[1])
 
 
+@both_forms
 @settings(deadline=None)
-@given(residuals(special=(np.nan, np.inf, -np.inf)), st.floats(0.01, 0.999))
-def test_top_k_counts_nan_as_largest(pair: Any, ratio: float) -> None:
+@given(pair=residuals(special=(np.nan, np.inf, -np.inf)), ratio=st.floats(0.01, 0.999))
+def test_top_k_counts_nan_as_largest(form: selection.Form, pair: Any, ratio: float) -> None:
     """NaN goes before inf and inf before the rest, as in the plain definition."""
     rows, reference = pair
     with np.errstate(invalid="ignore"):
         values, after = plain(rows, reference, ratio)
-        message, heard = wide.residual(TopK(ratio=ratio), rows, reference, KEY, "y")
+        message, heard = compressed(form, ratio, rows, reference)
     np.testing.assert_array_equal(message.values, values)
     np.testing.assert_array_equal(heard, after)
+
+
+@both_forms
+@settings(deadline=None)
+@given(pair=residuals(special=(1e-310, -1e-310, 1e-45, -3e-45, -0.0, np.inf)), ratio=st.sampled_from([1e-9, 0.999]))
+def test_top_k_of_denormals_and_infinities(form: selection.Form, pair: Any, ratio: float) -> None:
+    """The smallest number there is counts for more than zero."""
+    rows, reference = pair
+    values, after = plain(rows, reference, ratio)
+    message, heard = compressed(form, ratio, rows, reference)
+    assert message.values.tobytes() == values.tobytes()
+    np.testing.assert_array_equal(heard, after)
+
+
+@settings(deadline=None)
+@given(residuals(special=(-0.0, 1e-45, 3.0, -3.0)), st.floats(0.001, 0.999))
+def test_both_forms_of_the_selection_give_the_same_bits(pair: Any, ratio: float) -> None:
+    """Marks, entries and the reference, the sign of its zeros included."""
+    rows, reference = pair
+    reference = np.copysign(reference, rows)
+    (one, heard), (other, also_heard) = (compressed(form, ratio, rows, reference) for form in FORMS)
+    assert heard.tobytes() == also_heard.tobytes()
+    for a, b in zip(one.rows, other.rows, strict=True):
+        assert a.words.tobytes() == b.words.tobytes()
+        assert a.entries.tobytes() == b.entries.tobytes()
+
+
+@both_forms
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 7, 16, 63, 64, 65, 2047, 2048, 2049, 6200])
+def test_a_selection_stays_within_its_arrays(form: selection.Form, dim: int, dtype: Any) -> None:
+    """What lies before and behind them stays as it is, at any length and any share."""
+
+    def framed(values: Any) -> tuple[Any, Any]:
+        whole = np.full(values.size + 128, 77, dtype=values.dtype)
+        whole[64:-64] = values
+        return whole, whole[64:-64]
+
+    row = rows_of(dim, 1, dim, dtype)[0]
+    number = np.dtype(dtype).type
+    for low in (number(0.01), number(1)):
+        expected = np.where(np.abs(row) < low, 0, row)
+        above = expected[np.abs(expected) > 1.2]
+        arrays = [np.zeros(dim, dtype), np.zeros(-(-dim // 64), np.uint64), *np.zeros((2, dim + 4096), dtype)]
+        frames, (reference, words, entries, found) = zip(*map(framed, arrays), strict=True)
+        _, framed_row = framed(row)
+        count, inside, broken = form.gather(framed_row, reference, low, number(1.2), words, entries, found)
+        assert not broken
+        assert entries[:count].tobytes() == expected[expected != 0].tobytes()
+        assert count - inside == above.size
+        assert not entries[count:].any()
+        count = form.settle(reference, number(1.2), 0, words, entries)
+        assert entries[:count].tobytes() == above.tobytes()
+        np.testing.assert_array_equal(reference, np.where(np.abs(row) > 1.2, row, 0))
+        for frame in frames:
+            assert (frame[:64] == 77).all()
+            assert (frame[-64:] == 77).all()
+
+
+AT_THE_EDGE = """
+import mmap, sys, tempfile
+import numpy as np
+from dbo.algorithms import selection
+
+def at_the_edge(values):     # behind its last byte is a page that no longer exists: to touch it ends the process
+    with tempfile.TemporaryFile() as file:
+        end = -(-values.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        file.truncate(end + mmap.PAGESIZE)
+        whole = mmap.mmap(file.fileno(), end + mmap.PAGESIZE)
+        file.truncate(end)
+    there = np.frombuffer(whole, values.dtype, values.size, end - values.nbytes)
+    there[:] = values
+    return there
+
+for dtype in (np.float32, np.float64):
+    for dim in (5, 64, 72, 1000):
+        for form in (selection.SCALAR, selection.VECTOR):
+            row = at_the_edge(np.arange(1, dim + 1, dtype=dtype))
+            reference, words = at_the_edge(0 * row), at_the_edge(np.zeros(-(-dim // 64), np.uint64))
+            packed, found = np.zeros((2, 4096), dtype)
+            half = row.dtype.type(dim // 2)
+            count, _, _ = form.gather(row, reference, half, half, words, packed, found)
+            entries = at_the_edge(packed[:count])
+            assert form.settle(reference, half, 0, words, entries) == count - 1
+            assert np.array_equal(reference, np.where(row > half, row, 0))
+"""
+
+
+def test_a_selection_touches_nothing_behind_its_arrays() -> None:
+    """Not even to read it, or to write back what was there."""
+    pytest.importorskip("resource")      # elsewhere than on Unix a mapped file cannot be cut
+    subprocess.run([sys.executable, "-c", AT_THE_EDGE], check=True, timeout=120)
+
+
+@both_forms
+def test_a_selection_without_room_says_so(form: selection.Form) -> None:
+    """More entries than the arrays hold are an answer, not an overflow."""
+    row, one = np.ones(10_000, np.float32), np.float32(1)
+    words, entries = np.zeros(157, np.uint64), np.zeros((2, 5000), np.float32)
+    count, _, _ = form.gather(row, 0 * row, one, one, words, entries[0, :4500], entries[1, :4500])
+    assert count == -1
+    assert not entries[:, 4500:].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
