@@ -21,7 +21,7 @@ from dbo.algorithms.exchange import Message, Packed, PackedRow, Sum
 from dbo.algorithms.protocol import Array
 
 WIDE = 1 << 16      # entries of a row from which a kernel outweighs its call
-_SAMPLE = 1 << 14   # entries from which a threshold is guessed
+_SAMPLE = 1 << 13   # entries from which a threshold is guessed: more are more cache misses, fewer a wider bracket
 T = TypeVar("T")
 
 _threads = 1
@@ -240,7 +240,7 @@ def top_k(v: Array, reference: Array, k: int) -> PackedRow:
     low = max(guess[int(at - off)], tiny) if at > off else tiny
     high = guess[int(at + off)] if at + off < guess.size else number(np.inf)
     words = np.empty(-(-dim // 64), dtype=np.uint64)
-    entries = np.empty(k + dim // 32 + 4096, dtype=v.dtype)
+    entries = np.empty(min(k + int(2 * off / guess.size * dim), dim) + 4096, dtype=v.dtype)
     found = np.empty(entries.size, dtype=v.dtype)
     count, inside, broken = form.gather(v, reference, low, high, words, entries, found)
     if count < 0 or not (count - inside < k and (k <= count or low == tiny)):      # the sample misled
