@@ -17,7 +17,7 @@ import measure
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from dbo.algorithms import kernels, wide
+from dbo.algorithms import kernels, selection, wide
 from dbo.algorithms.compressors import kept
 from dbo.algorithms.exchange import Packed, PackedRow
 from dbo.platform import wire
@@ -56,7 +56,8 @@ def main() -> None:
     dim = 200_000 if quick else 2_032_620
     k = kept(RATIO, dim)
     torch.set_num_threads(1)
-    print(f"top-k {RATIO:.0%} of {dim:,} float32, one thread", flush=True)
+    form = "vector" if selection.fastest() is selection.VECTOR else "scalar"
+    print(f"top-k {RATIO:.0%} of {dim:,} float32, one thread, {form} form", flush=True)
     Cpu()                     # memory as engines keep it
     wide.warm("float32")
     random = np.random.default_rng(0)
