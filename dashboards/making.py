@@ -35,16 +35,19 @@ def report(
 
 
 def after(kind: str, folder: Path) -> Path:
-    """topology.png and report.html in the folder; of comparisons and sweeps the figures too."""
+    """topology.png and report.html in the folder; of several runs the figures too, of a comparison each run's graph."""
     from dbo.dashboards import figures as drawing
     from dbo.dashboards import report as page
     from dbo.dashboards.charts_nodes import drawable
     from dbo.dashboards.topology import picture
 
     gathered = gather([folder])
-    drawn = next((run for run in gathered.runs if drawable(run)), None)
-    if drawn is not None:
-        picture(drawn, folder / "topology.png")
+    drawn = [run for run in gathered.runs if drawable(run)]
+    if drawn:
+        picture(drawn[0], folder / "topology.png")
+    if kind == "compare":                       # a sweep has too many runs for a picture of each
+        for run in drawn:
+            picture(run, run.folder / "topology.png")
     if kind != "run":
         drawing.write(gathered, folder / "figures", ["accuracy", "sensitivity"], quick=True)
     page.write(gathered, folder / "report.html")

@@ -237,7 +237,8 @@ def _data_set(folder: Path, digest: str) -> dict[str, Any] | None:
 def artifacts(folder: Path, group: bool) -> dict[str, tuple[Path, str]]:
     """The files that go to MLflow: name there, path here and a digest of what decides its content."""
     if group:
-        chosen = {path.name: path for kind in ("*.csv", "*.parquet", "*.yaml", "*.html", GROUP)
+        kinds = ("*.csv", "*.parquet", "*.yaml", "*.html", GROUP, "topology.png", "figures/*.png", "figures/*.pdf")
+        chosen = {path.relative_to(folder).as_posix(): path for kind in kinds
                   for path in folder.glob(kind) if not path.name.startswith(".")}
     else:
         names = ("experiment.yaml", "summary.json", "network.json", "state.safetensors", "topology.png", "report.html")

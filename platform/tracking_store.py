@@ -164,8 +164,8 @@ class Store:
 
     # ---- files and the end -----------------------------------------------------------------------------------------
 
-    def upload(self, run_id: str, path: Path) -> None:
-        self._client.log_artifact(run_id, str(path))
+    def upload(self, run_id: str, path: Path, folder: str | None = None) -> None:
+        self._client.log_artifact(run_id, str(path), folder)
 
     def log_data(self, run_id: str, data: Mapping[str, Any]) -> None:
         """The data set as an input of the run."""

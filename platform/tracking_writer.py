@@ -177,8 +177,9 @@ class _Tracked:
         files = source.artifacts(self.folder, self._group)
         for name, (path, digest) in files.items():
             if before.get(name) != digest:
-                with _as_uploaded(name, path) as ready:
-                    self._store.upload(self.run_id, ready)
+                folder, _, file = name.rpartition("/")
+                with _as_uploaded(file, path) as ready:
+                    self._store.upload(self.run_id, ready, folder or None)
                 self._progress()
         if ending.data and self._tags.get("dbo.data_digest") != ending.tags.get("dbo.data_digest"):
             self._store.log_data(self.run_id, ending.data)

@@ -157,8 +157,8 @@ def test_overview_by_module(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "no accuracies" in capsys.readouterr().err
 
 
-def test_after_a_run_and_a_sweep(copy: Copy) -> None:
-    """The page and the graph in the folder; of several runs the figures too."""
+def test_after_a_run_a_sweep_and_a_comparison(copy: Copy) -> None:
+    """The page and the graph in the folder; of several runs the figures too, of a comparison the graph of each run."""
     run = copy("quadratic")
     assert making.after("run", run) == run / "report.html"
     assert (run / "topology.png").exists()
@@ -168,3 +168,8 @@ def test_after_a_run_and_a_sweep(copy: Copy) -> None:
     assert {file.name for file in (sweep / "figures").iterdir()} >= {"accuracy-mb.pdf", "sensitivity.png"}
     assert (sweep / "report.html").exists()
     assert (sweep / "topology.png").exists()
+    assert not list(sweep.rglob("*/topology.png"))
+    comparison = copy("compare")
+    making.after("compare", comparison)
+    assert {picture.parent.name for picture in comparison.rglob("topology.png")} == {
+        comparison.name, *(place.parent.name for place in comparison.glob("*/network.json"))}

@@ -163,6 +163,9 @@ def test_a_comparison_is_a_parent_with_children(
     """One parent, a child per algorithm, also when only a member is named or when it is synced again."""
     changes = {"algorithm": {"name": "d_soba"}}, {"algorithm": {"name": "f2ba"}}
     compare([tiny(**change) for change in changes], Target("upper_loss", 1.0), tmp_path / "c")
+    (tmp_path / "c" / "figures").mkdir()
+    for picture in ("topology.png", "figures/accuracy-mb.png", "figures/accuracy-mb.pdf"):
+        (tmp_path / "c" / picture).write_bytes(b"drawn")
     for folder in (tmp_path / "c" / "f2ba", tmp_path / "c"):
         sync(folder, store, None)
     seen = Seen(store)
@@ -173,7 +176,9 @@ def test_a_comparison_is_a_parent_with_children(
     assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
     assert sorted(child.data.params["algorithm.name"] for child in children) == ["d_soba", "f2ba"]
     assert "dbo compare" in parent.data.tags["mlflow.note.content"]
-    assert {file.path for file in seen.client.list_artifacts(parent.info.run_id)} >= {"compare.csv", "group.json"}
+    files = {file.path for place in ("", "figures") for file in seen.client.list_artifacts(parent.info.run_id, place)}
+    assert files >= {
+        "compare.csv", "group.json", "topology.png", "figures/accuracy-mb.png", "figures/accuracy-mb.pdf"}
 
 
 def test_two_at_once_on_a_new_store(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
