@@ -87,7 +87,9 @@ def landing(uri: str, folder: Path) -> str:
     shown = f"tags.`mlflow.parentRunId` = '{newest.info.run_id}'" if groups else "tags.`dbo.run_key` != ''"
     with store.lock():
         client.set_experiment_tag(experiment, f"mlflow.sharedViewState.{name}", json.dumps(view(shown)))
-    return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(name)}&compareRunsMode=CHART"
+    # Without the type MLflow puts its pages for language models around the runs.
+    shape = "compareRunsMode=CHART&workflowType=machine_learning"
+    return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(name)}&{shape}"
 
 
 def view(shown: str) -> dict[str, Any]:

@@ -182,13 +182,22 @@ const cell = value => {
   if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;     // no formulas in a spreadsheet
   return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 };
+// MLflow shows a page in a frame like this one, where a download is refused without a word.
+const CAGED = window !== window.top && window.origin === "null";
 const csv = figure => sources[figure.id]().map(row => row.map(cell).join(",")).join("\n") + "\n";
 
 document.querySelectorAll("figure").forEach(figure => {
   KINDS[figure.dataset.kind](figure, JSON.parse(figure.dataset.options));
   const details = figure.querySelector("details.source");
   details.addEventListener("toggle", () => { if (details.open) details.querySelector("textarea").value = csv(figure); });
-  figure.querySelector("[data-download]").addEventListener("click", () => {
+  const button = figure.querySelector("[data-download]");
+  if (CAGED) button.textContent = `Copy ${figure.id}.csv`;
+  button.addEventListener("click", () => {
+    if (CAGED) {
+      details.querySelector("textarea").select();
+      button.textContent = document.execCommand("copy") ? `Copied ${figure.id}.csv` : "Selected below, to be copied";
+      return;
+    }
     const url = URL.createObjectURL(new Blob([csv(figure)], {type: "text/csv"}));
     make("a", {href: url, download: `${figure.id}.csv`}).click();
     setTimeout(() => URL.revokeObjectURL(url), 10000);

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dbo.dashboards import making
 from dbo.platform import ui
 from dbo.platform.compare import compare
 from dbo.platform.errors import InputError
@@ -25,6 +26,9 @@ from dbo.platform.tracking_store import environment
 
 CHROMIUM = shutil.which("chromium")
 NAMES = ("c2dfb", "d_soba", "f2ba")
+PATIENCE = 120_000     # milliseconds; a loaded machine takes its time
+
+Served = tuple["subprocess.Popen[str]", str]
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +39,13 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs on the digits, as a comparison, in a store."""
+    """Three runs on the digits, as a comparison with its report, in a store."""
     pytest.importorskip("mlflow")
     runs = tmp_path_factory.mktemp("ui") / "runs"
     common: dict[str, Any] = {"nodes": 4, "rounds": 4, "engine": {"name": "local"}}
     experiments = [Experiment(**common, algorithm={"name": name}) for name in NAMES]
     compare(experiments, Target("test_accuracy", 0.5), runs / "c")
+    making.after("compare", runs / "c")
     before = dict(os.environ)
     sync(runs / "c", f"sqlite:///{runs / 'mlflow.db'}", None)
     os.environ.clear()
@@ -48,8 +53,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs
 
 
-@pytest.fixture
-def served(runs: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+@pytest.fixture(scope="module")
+def served(runs: Path) -> Iterator[Served]:
     """`dbo ui` as a user starts it, and the address that it tells."""
     command = [sys.executable, "-c", "from dbo.platform.cli import main; main()", "ui", str(runs)]
     with socket.socket() as taken:                      # the usual port is in use: another one is taken
@@ -74,32 +79,99 @@ def served(runs: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
         process.wait(timeout=30)
 
 
-def test_the_address_opens_on_a_comparison(
-    served: tuple["subprocess.Popen[str]", str], require: Callable[..., None]
-) -> None:
-    """All runs by their names, a chart of accuracy against MB with a line for each; nothing is left after SIGTERM."""
-    process, address = served
-    require("browser", CHROMIUM is not None)
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        yield None
+        return
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[
             "--no-sandbox", "--disable-gpu", "--disable-background-networking"])
-        page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        page.goto(address)
-        card = page.get_by_test_id("experiment-view-compare-runs-card").first
-        card.locator(".scatterlayer .trace").nth(len(NAMES) - 1).wait_for(state="attached", timeout=120_000)
-        drawn = card.inner_text()
-        assert drawn.startswith("test_accuracy")
-        assert "comm_mb" in drawn
-        for name in NAMES:
-            assert name in drawn                # the legend
-        listed = page.inner_text("body")
-        for name in NAMES:
-            assert f"{name} · ring · h 0.8 · seed 0" in listed
-        if folder := os.environ.get("DBO_SCREENSHOTS"):
-            page.screenshot(path=Path(folder) / "mlflow.png")
-        browser.close()
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: Any, require: Callable[..., None]) -> Iterator[Callable[[int, int], Any]]:
+    """A new page of that size; the browser's storage is empty."""
+    require("browser", CHROMIUM is not None)
+    pages = []
+
+    def opened(width: int, height: int) -> Any:
+        pages.append(browser.new_page(viewport={"width": width, "height": height}))
+        pages[-1].set_default_timeout(PATIENCE)
+        return pages[-1]
+
+    yield opened
+    for page in pages:
+        page.close()
+
+
+def shoot(page: Any, name: str) -> None:
+    if folder := os.environ.get("DBO_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def test_the_address_opens_on_a_comparison(served: Served, visit: Callable[[int, int], Any]) -> None:
+    """All runs by their names, a chart of accuracy against MB with a line for each."""
+    page = visit(1600, 1000)
+    page.goto(served[1])
+    card = page.get_by_test_id("experiment-view-compare-runs-card").first
+    card.locator(".scatterlayer .trace").nth(len(NAMES) - 1).wait_for(state="attached")
+    drawn = card.inner_text()
+    assert drawn.startswith("test_accuracy")
+    assert "comm_mb" in drawn
+    for name in NAMES:
+        assert name in drawn                # the legend
+    listed = page.inner_text("body")
+    for name in NAMES:
+        assert f"{name} · ring · h 0.8 · seed 0" in listed
+    assert "Prompts" not in listed          # of the pages for language models
+    shoot(page, "mlflow")
+
+
+def test_the_report_is_shown_among_the_artifacts(
+    served: Served, runs: Path, visit: Callable[[int, int], Any]
+) -> None:
+    """In MLflow's sandboxed frame: table, figures, links and data work, and nothing goes wrong in it."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{runs / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("dbo")
+    assert experiment is not None
+    (parent,) = client.search_runs([experiment.experiment_id], "tags.`dbo.group_key` != ''")
+    page = visit(1280, 900)
+    wrong: list[str] = []                   # of the report, whose address is a blob; MLflow's own troubles are not ours
+    page.on("console", lambda message: wrong.append(message.text) if (
+        message.type in ("error", "warning") and message.location["url"].startswith("blob:")) else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)) if "blob:" in (error.stack or "") else None)
+    address = served[1].partition("#")[0]
+    page.goto(f"{address}#/experiments/{experiment.experiment_id}/runs/{parent.info.run_id}/artifacts/report.html")
+    report = page.frame_locator("iframe")
+    report.locator("h1").wait_for()
+    assert report.locator(".standings tbody tr").count() == len(NAMES)
+    report.locator("#accuracy .scatterlayer .trace").nth(len(NAMES) - 1).wait_for(state="attached")
+    shoot(page, "mlflow-report")
+    listed = page.inner_text("body")
+    for name in ("compare.csv", "figures", "report.html", "topology.png"):
+        assert name in listed
+
+    report.locator("nav a", has_text="Topology").click()
+    report.locator("#topology .points path").nth(3).wait_for(state="attached")
+    report.locator("#topology summary").click()
+    assert report.locator("#topology textarea").input_value().startswith("run,round,node,")
+    report.locator("#topology [data-download]").click()         # downloads are refused there
+    assert report.locator("#topology [data-download]").inner_text() == "Copied topology.csv"
+    assert report.locator("h1").count() == 1                    # no click has led away from the page
+    shoot(page, "mlflow-topology")
+    assert wrong == []
+
+
+def test_nothing_is_left_of_the_server(served: Served) -> None:
+    """SIGTERM ends it well; it is the last test of the server that all of them share."""
+    process, address = served
     port = int(re.findall(r":(\d+)/", address)[0])
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
