@@ -188,7 +188,7 @@ def test_print_has_every_figure(visit: Callable[..., Any], tmp_path: Path) -> No
 
 
 def test_page_works_in_a_sandboxed_frame(visit: Callable[..., Any], html: Path, tmp_path: Path) -> None:
-    """As MLflow shows artifacts: scripts, but no origin, no storage, no siblings."""
+    """As MLflow shows artifacts: scripts, but no origin, no storage, no siblings, no downloads."""
     frame = tmp_path / "frame.html"
     frame.write_text(f'<iframe sandbox="allow-scripts" width="1200" height="700" src="{html.as_uri()}"></iframe>')
     inside = visit(address=frame.as_uri()).frame_locator("iframe")
@@ -196,3 +196,5 @@ def test_page_works_in_a_sandboxed_frame(visit: Callable[..., Any], html: Path, 
     inside.locator("#loss .scatterlayer .trace").first.wait_for(state="attached")
     inside.locator("#loss summary").click()
     assert inside.locator("#loss textarea").input_value().startswith("setting,")
+    inside.locator("#loss [data-download]").click()
+    assert inside.locator("#loss [data-download]").inner_text() == "Copied loss.csv"
