@@ -27,7 +27,8 @@ class Measure:
         return f"{value:.3f}" if self.more else show(value)
 
     def text(self, value: float) -> str:
-        return f"{self.number(value)}\u00a0{self.unit}" if self.unit else self.number(value)
+        unit = "round" if self.unit == "rounds" and value == 1 else self.unit
+        return f"{self.number(value)}\u00a0{unit}" if unit else self.number(value)
 
 
 ROUNDS = Measure(
@@ -69,6 +70,14 @@ class Win:
     second: Cell | None
     second_value: Estimate | None
 
+    def after(self, ordered: Ordered, measure: Measure) -> str:
+        """Who comes next, or is as good."""
+        if self.second is None or self.second_value is None:
+            return ""
+        if self.second_value.mean == self.value.mean:
+            return f"level with {ordered.name(self.second)}"
+        return f"next {ordered.name(self.second)}, {measure.text(self.second_value.mean)}"
+
     @property
     def clear(self) -> bool:
         return self.second_value is not None and self.value.apart_from(self.second_value)
@@ -103,8 +112,8 @@ def _card(ordered: Ordered, measure: Measure) -> dict[str, Any]:
     if len(ordered.settings) == 1:
         first = wins[0]
         note = _interval(first.value, measure)
-        if first.second is not None and first.second_value is not None:
-            note += f"next: {ordered.name(first.second)}, {measure.text(first.second_value.mean)}"
+        if after := first.after(ordered, measure):
+            note += after
             note += "" if first.clear or first.value.count < 2 else "; the intervals overlap"
         if measure.price and first.cell.reached < len(first.cell.runs):
             note += f"; reached by {first.cell.reached} of {len(first.cell.runs)} seeds only"
@@ -158,10 +167,8 @@ def _sentence(ordered: Ordered, setting: Setting) -> str:
         elif several:
             told.append(f"{measure.title_best.lower()} {ordered.name(found.cell)} ({value})")
         else:
-            next_ = ""
-            if found.second is not None and found.second_value is not None:
-                next_ = f"; next {ordered.name(found.second)}, {measure.text(found.second_value.mean)}"
-            told.append(f"{ordered.name(found.cell)} {measure.verb} ({value}{next_})")
+            after = found.after(ordered, measure)
+            told.append(f"{ordered.name(found.cell)} {measure.verb} ({value}{f'; {after}' if after else ''})")
     missing = [ordered.name(cell) for cell in cells if not cell.reached]
     if len(judged) > 1 and 0 < len(missing) < len(cells):
         told.append(f"{'; '.join(missing[:4])}{f' and {len(missing) - 4} more' if len(missing) > 4 else ''} "

@@ -45,6 +45,19 @@ def test_winner_is_the_best_of_those_that_reached_the_target(made: Path) -> None
     assert len(bold) == 2
 
 
+def test_a_tie_is_told_as_one(made: Path) -> None:
+    """Who needs as many rounds as the first is level with it; one round is not one rounds."""
+    ordered = order(gather([made / "compare"]))
+    first, other = ordered.within(ordered.settings[0])[:2]
+    one, two = estimate([1.0]), estimate([2.0])
+    assert one is not None
+    assert two is not None
+    told = [standings.Win(ordered.settings[0], first, one, other, value).after(ordered, standings.ROUNDS)
+            for value in (one, two)]
+    assert told == [f"level with {ordered.name(other)}", f"next {ordered.name(other)}, 2\u00a0rounds"]
+    assert standings.ROUNDS.text(1.0) == "1\u00a0round"
+
+
 def test_target_that_nobody_reaches_is_told(made: Path) -> None:
     ordered = order(gather([made / "compare"], Target("node_accuracy_mean", 1.5)))
     assert all(card["value"] == "nobody" for card in standings.cards(ordered)[:3])
