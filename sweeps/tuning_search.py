@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 from scipy.stats import qmc
@@ -68,7 +68,7 @@ def _best(search: Search, trials: Trials, tried: list[Tried]) -> Candidate | Non
     """
     steady = _steady(search, trials, tried)
     while finalists := sorted(islice(steady, search.finalists), key=_score, reverse=True):
-        for candidate in (*finalists, *_retreat(search, trials, finalists[0])):
+        for candidate in chain(finalists, _retreat(search, trials, finalists[0])):
             if _holds_elsewhere(search, trials, candidate, search.bolder(candidate.values)):
                 return candidate
     return None
