@@ -193,13 +193,13 @@ def outage(short: bool, sabotage: bool = False) -> Row:
 
 
 def _slower(row: Row, place: Path) -> None:
-    """Training time with a server that does not answer against none at all: the least of three, in turn.
+    """Training time with a server that does not answer against none at all: the least of five, in turn.
 
-    Runs of a quarter of a minute: MLflow's own start, beside a run's first seconds, costs a tenth of a second once.
+    Runs of some seconds: MLflow's own start, beside a run's first seconds, costs a tenth of a second once.
     """
     best = {"off": float("inf"), "away": float("inf")}
-    experiment = Experiment(**{**TINY, "rounds": 20_000, "eval_every": 200, "checkpoint_every": 10_000})
-    for number in range(3):
+    experiment = Experiment(**{**TINY, "rounds": 8_000, "eval_every": 200, "checkpoint_every": 10_000})
+    for number in range(5):
         for name, uri in (("off", "off"), ("away", "http://127.0.0.1:9")):
             folder = place / f"{name}-{number}"
             with tracking.following(folder, uri, "dbo", lambda text: None):
