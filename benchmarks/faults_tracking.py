@@ -195,7 +195,7 @@ def outage(short: bool, sabotage: bool = False) -> Row:
 def _slower(row: Row, place: Path) -> None:
     """Training time with a server that does not answer against none at all: the least of five, in turn.
 
-    Runs of some seconds: MLflow's own start, beside a run's first seconds, costs a tenth of a second once.
+    Runs of several seconds, so that MLflow's own start, beside a run's first ones, is not most of what is measured.
     """
     best = {"off": float("inf"), "away": float("inf")}
     experiment = Experiment(**{**TINY, "rounds": 8_000, "eval_every": 200, "checkpoint_every": 10_000})
