@@ -26,7 +26,7 @@ from dbo.algorithms.exchange import Message, Packed, mix
 from dbo.algorithms.penalty import YObjective, upper_gradient, y_gradient
 from dbo.algorithms.protocol import Array, Shard
 from dbo.algorithms.registry import algorithm, counter
-from dbo.algorithms.wide import moved, plus, residual, told
+from dbo.algorithms.wide import jumped, moved, residual, told, tracked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +156,8 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
 
 def refresh(v: Inner, gradient: Gradient) -> Inner:
     """The gradient's jump at the new x enters the tracker before the first step: mean(s) = mean(∇r) stays true."""
-    grad = gradient(v.d)
-    return replace(v, s=plus(v.s, (1, grad), (-1, v.grad)), grad=grad)
+    s, grad = jumped(v.s, gradient(v.d), v.grad)
+    return replace(v, s=s, grad=grad)
 
 
 def inner_step(v: Inner, gradient: Gradient, cfg: Config, key: Draws, channel: str) -> tuple[Inner, Spoken, Spoken]:
@@ -166,10 +166,9 @@ def inner_step(v: Inner, gradient: Gradient, cfg: Config, key: Draws, channel: s
     d ← d + γ (Σ_j w_ij d̂_j − d̂) − η s;   s ← s + γ (Σ_j w_ij ŝ_j − ŝ) + ∇r(d) − ∇r(d of the step before);
     d̂ ← d̂ + Q(d − d̂) and ŝ ← ŝ + Q(s − ŝ), with the Q(·) as the messages.
     """
-    d = moved(v.d, cfg.gamma_in, v.wd_hat, v.d_hat, (-cfg.eta_in, v.s))                               # Alg. 2, l. 2
+    d = moved(v.d, cfg.gamma_in, v.wd_hat, v.d_hat, cfg.eta_in, v.s)                                  # Alg. 2, l. 2
     q_d, d_hat = residual(cfg.compressor, d, v.d_hat, key, channel + "_d")                            # Alg. 2, l. 4
-    grad = gradient(d)
-    s = moved(v.s, cfg.gamma_in, v.ws_hat, v.s_hat, (1, grad), (-1, v.grad))                          # Alg. 2, l. 5
+    s, grad = tracked(v.s, cfg.gamma_in, v.ws_hat, v.s_hat, gradient(d), v.grad)                      # Alg. 2, l. 5
     q_s, s_hat = residual(cfg.compressor, s, v.s_hat, key, channel + "_s")                            # Alg. 2, l. 7
     return Inner(d=d, s=s, grad=grad, d_hat=d_hat, s_hat=s_hat, wd_hat=v.wd_hat, ws_hat=v.ws_hat), q_d, q_s
 

@@ -53,17 +53,26 @@ def series(h: Array, p: Array, lipschitz: float, b: Array) -> None:
 
 
 @compiled
-def add1(v: Array, gamma: float, a: Array, b: Array, c: float, t: Array) -> None:
+def add(v: Array, gamma: float, a: Array, b: Array, c: float, t: Array) -> None:
     """v += γ (a − b) + c t."""
     for i in range(v.size):
         v[i] = v[i] + gamma * (a[i] - b[i]) + c * t[i]
 
 
 @compiled
-def add2(v: Array, gamma: float, a: Array, b: Array, c: float, t: Array, e: float, u: Array) -> None:
-    """v += γ (a − b) + c t + e u."""
-    for i in range(v.size):
-        v[i] = v[i] + gamma * (a[i] - b[i]) + c * t[i] + e * u[i]
+def track(s: Array, gamma: float, a: Array, b: Array, new: Array, old: Array) -> None:
+    """s += γ (a − b) + new − old; old = new."""
+    for i in range(s.size):
+        s[i] = s[i] + gamma * (a[i] - b[i]) + new[i] - old[i]
+        old[i] = new[i]
+
+
+@compiled
+def jump(s: Array, new: Array, old: Array) -> None:
+    """s += new − old; old = new."""
+    for i in range(s.size):
+        s[i] = s[i] + new[i] - old[i]
+        old[i] = new[i]
 
 
 @compiled

@@ -58,8 +58,9 @@ def warm(dtype: str) -> None:
     words = np.zeros(1, dtype=np.uint64)
     for kernel in (kernels.plus1, kernels.plus2):
         kernel(v, *(one, w) * (1 if kernel is kernels.plus1 else 2))
-    kernels.add1(v, one, w, w, one, w)
-    kernels.add2(v, one, w, w, one, w, one, w)
+    kernels.add(v, one, w, w, one, w)
+    kernels.track(v, one, w, w, w, w.copy())
+    kernels.jump(v, w, w.copy())
     kernels.towards1(v, one, w, one, w)
     kernels.towards2(v, one, w, one, w, one, w)
     kernels.blend(v, one, one, w)
@@ -103,20 +104,36 @@ def _taken(a: Array) -> bool:
     return bool(a.dtype.char in "fd" and a.flags.c_contiguous)
 
 
-def moved(v: Array, gamma: float, a: Array, b: Array, *terms: tuple[float, Array]) -> Array:
-    """v + γ (a − b) + Σ c t over the terms (c, t), of which there are one or two; wide rows: written into v."""
-    if not is_wide(v, a, b, *(t for _, t in terms)):
-        return _plus(v + gamma * (a - b), terms)
+def moved(v: Array, gamma: float, a: Array, b: Array, eta: float, s: Array) -> Array:
+    """v + γ (a − b) − η s; wide rows: written into v."""
+    if not is_wide(v, a, b, s):
+        return v + gamma * (a - b) - eta * s
     from dbo.algorithms import kernels
 
-    kernel = kernels.add1 if len(terms) == 1 else kernels.add2
     number = v.dtype.type
-
-    def row(i: int) -> None:
-        kernel(v[i], number(gamma), a[i], b[i], *(part for c, t in terms for part in (number(c), t[i])))
-
-    each(row, len(v))
+    each(lambda i: kernels.add(v[i], number(gamma), a[i], b[i], number(-eta), s[i]), len(v))
     return v
+
+
+def tracked(s: Array, gamma: float, a: Array, b: Array, new: Array, old: Array) -> tuple[Array, Array]:
+    """s + γ (a − b) + new − old, and new; wide rows: written into s and old, so that `new` can be let go."""
+    if not is_wide(s, a, b, new, old):
+        return s + gamma * (a - b) + new - old, new
+    from dbo.algorithms import kernels
+
+    number = s.dtype.type
+    each(lambda i: kernels.track(s[i], number(gamma), a[i], b[i], new[i], old[i]), len(s))
+    return s, old
+
+
+def jumped(s: Array, new: Array, old: Array) -> tuple[Array, Array]:
+    """s + new − old, and new; wide rows: written into s and old, so that `new` can be let go."""
+    if not is_wide(s, new, old):
+        return s + new - old, new
+    from dbo.algorithms import kernels
+
+    each(lambda i: kernels.jump(s[i], new[i], old[i]), len(s))
+    return s, old
 
 
 def gossiped(v: Array, gamma: float, wv: Array, *terms: tuple[float, Array]) -> Array:

@@ -13,16 +13,17 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from dbo.platform.errors import InputError
-from dbo.platform.files import sync_folder
+from dbo.platform.files import sync_folder, write_durably
 from dbo.platform.states import Flat
+from dbo.platform.tensors import pieces
 
 _FORMAT = 1
 _KEPT = 2       # the newest and the one before: should the newest turn out damaged, little is replayed
@@ -57,13 +58,16 @@ class Checkpoints:
         aside.mkdir()
         files = {}
         for number, parts in enumerate(blocks):
-            for part, flat in enumerate(parts):
+            coming = iter(parts)
+            for part in count():
+                if (flat := next(coming, None)) is None:
+                    break
                 name = f"block-{number:03d}{f'.{part}' if part else ''}.safetensors"
-                data = save({key: np.ascontiguousarray(array) for key, array in flat.items()})
-                _write(aside / name, data)
-                files[name] = hashlib.sha256(data).hexdigest()
+                files[name] = write_durably(aside / name, pieces(flat))
+                del flat                # before the next one comes
         manifest = {"format": _FORMAT, "run_key": self.run_key, "round": round_, "run": run, "files": files}
-        _write(aside / "manifest.json", json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
+        text = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1)
+        write_durably(aside / "manifest.json", [text.encode()])
         sync_folder(aside)
         shutil.rmtree(place, ignore_errors=True)
         os.rename(aside, place)
@@ -126,10 +130,3 @@ def _read_part(path: Path, digest: str) -> Flat:
         return load(data)
     except SafetensorError as error:
         raise Damaged(f"{path.name}: {error}") from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,9 +20,9 @@ from annotated_types import Ge, Gt
 from typing_extensions import Doc
 
 from dbo.algorithms.protocol import Array
-from dbo.platform.engine import Blocks, Work
+from dbo.platform.engine import Blocks, Work, in_node_order
 from dbo.platform.errors import BlocksLost, NodeFailure, RunError
-from dbo.platform.host import View
+from dbo.platform.host import EVALUATED, View
 from dbo.platform.ledger import Ledger
 from dbo.platform.meters import Meters
 from dbo.platform.ray_session import connect
@@ -104,7 +105,6 @@ class RayEngine:
         self._ray, self._config, self._settings, self._network = ray, config, work.settings, work.network
         self.blocks: Blocks = [list(ids) for ids in blocks]
         self._steps = work.algorithm.packets(work.config)
-        self._order = np.argsort([node for ids in self.blocks for node in ids], kind="stable")
         owner = {node: number for number, ids in enumerate(self.blocks) for node in ids}
         self._heard = [
             sorted({owner[j] for i in ids for j in work.network.neighbours[i]} - {number})
@@ -181,15 +181,18 @@ class RayEngine:
         return self._views
 
     def rows(self, name: str) -> Array | None:
-        if name in self._seen()[0].rows:
-            return self._gather([view.rows[name] for view in self._seen()])
-        parts = self._collect([actor.rows.remote(name) for actor in self._actors])
-        return None if parts[0] is None else self._gather(parts)
+        if name in EVALUATED:
+            return in_node_order(self.blocks, [view.rows[name] for view in self._seen()])
+        # A block at a time, and without what the last evaluation was shown: the object store's memory comes on top.
+        self._views = None
+        parts = (self._collect([actor.rows.remote(name)])[0] for actor in self._actors)
+        first = next(parts)
+        return None if first is None else in_node_order(self.blocks, chain([first], parts))
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
         point = self._ray.put(x), self._ray.put(y)
         parts = self._collect([actor.losses.remote(*point) for actor in self._actors])
-        return self._gather([f for f, _ in parts]), self._gather([g for _, g in parts])
+        return in_node_order(self.blocks, [f for f, _ in parts]), in_node_order(self.blocks, [g for _, g in parts])
 
     def sick(self) -> str | None:
         return next((view.sick for view in self._seen() if view.sick), None)
@@ -205,12 +208,10 @@ class RayEngine:
             parts.append(part)
         return Ledger.merge(parts)
 
-    def _gather(self, parts: list[Array]) -> Array:
-        return np.concatenate(parts)[self._order]
-
     # ---- life and death --------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Iterator[Iterator[Flat]]:
+        self._views = None
         sizes: list[dict[str, int]] = self._collect([actor.sizes.remote() for actor in self._actors])
         for actor, of_block in zip(self._actors, sizes, strict=True):
             yield (self._collect([actor.snapshot.remote(names)])[0] for names in parts(of_block))

@@ -1,8 +1,11 @@
 """What a run needs of an engine, whatever carries the messages."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
+
+import numpy as np
 
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.registry import Algorithm
@@ -24,6 +27,16 @@ class Work:
     network: Network
     settings: dict[str, Any]            # the resolved experiment, for processes that build their part of it anew
     blocks: Blocks | None = None        # which nodes share a process, if an earlier run has settled it
+
+
+def in_node_order(blocks: Blocks, parts: Iterable[Array]) -> Array:
+    """The rows of all nodes, copied from those of each block."""
+    parts = iter(parts)
+    first = next(parts)
+    whole: Array = np.empty((sum(map(len, blocks)), *first.shape[1:]), dtype=first.dtype)
+    for ids, part in zip(blocks, chain([first], parts), strict=True):
+        whole[list(ids)] = part
+    return whole
 
 
 class Engine(Protocol):

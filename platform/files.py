@@ -1,19 +1,30 @@
 """Files that are either as they were or as they should be, never half of each."""
 
+import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str | Iterable[bytes | memoryview]) -> None:
     """Written aside, flushed to the disk, renamed."""
     raw = data.encode() if isinstance(data, str) else data
     aside = path.with_name(f".{path.name}.new")
-    with open(aside, "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(aside, [raw] if isinstance(raw, bytes) else raw)
     os.replace(aside, path)
     sync_folder(path.parent)
+
+
+def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """On the disk when this returns; the SHA-256 of what was to be written."""
+    digest = hashlib.sha256()
+    with open(path, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -27,6 +27,7 @@ from dbo.tasks.problem import Problem
 Packets = dict[int, bytes]                              # sender → its encoded packet
 Heard = Mapping[int, bytes | memoryview]                # the same, wherever its memory lies
 
+EVALUATED = ("x", "y", "direction")
 _COUNTERS = ("gradient_calls", "hvp_calls", "jvp_calls")
 
 
@@ -38,7 +39,7 @@ class ProtocolError(RunError):
 class View:
     """A block at a round's end, as an evaluation sees it."""
 
-    rows: dict[str, Array]          # x, y, direction
+    rows: dict[str, Array]          # of EVALUATED
     sick: str | None
     counters: dict[str, int]
     ledger: Flat
@@ -243,7 +244,7 @@ class Host:
 
     def view(self) -> View:
         """What an evaluation asks of a block, in one piece."""
-        rows = {name: self.rows(name) for name in ("x", "y", "direction")}
+        rows = {name: self.rows(name) for name in EVALUATED}
         return View(rows, self.sick(), self.counters(), self.ledger.export())
 
     def snapshot(self, names: Collection[str] | None = None) -> Flat:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 from annotated_types import Ge
 from threadpoolctl import ThreadpoolController
 from typing_extensions import Doc
@@ -17,7 +16,7 @@ from typing_extensions import Doc
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.registry import Algorithm
 from dbo.platform.device import arithmetic
-from dbo.platform.engine import Blocks, Work
+from dbo.platform.engine import Blocks, Work, in_node_order
 from dbo.platform.host import Host, Packets
 from dbo.platform.ledger import Ledger
 from dbo.platform.states import Flat, parts
@@ -57,7 +56,6 @@ class LocalEngine:
         with self._arithmetic():
             self.hosts = [Host(algorithm, config, problem, network, ids) for ids in blocks]
         self.blocks: Blocks = [list(ids) for ids in blocks]
-        self._order = np.argsort([node for ids in blocks for node in ids], kind="stable")
 
     def _arithmetic(self) -> AbstractContextManager[None]:
         return arithmetic(self._pools, self._threads)
@@ -71,18 +69,17 @@ class LocalEngine:
                     posted |= packets or {}
                 said = [host.step(posted) for host in self.hosts]
 
-    def _gather(self, parts: list[Array]) -> Array:
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)[self._order]
-
     def rows(self, name: str) -> Array | None:
         if not hasattr(self.hosts[0].algorithm.state, name) and not hasattr(self.hosts[0].state, name):
             return None
-        return self._gather([host.rows(name) for host in self.hosts])
+        if len(self.hosts) == 1:
+            return self.hosts[0].rows(name)
+        return in_node_order(self.blocks, (host.rows(name) for host in self.hosts))
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
         with self._arithmetic():
             f, g = zip(*(host.losses(x, y) for host in self.hosts), strict=True)
-        return self._gather(list(f)), self._gather(list(g))
+        return in_node_order(self.blocks, f), in_node_order(self.blocks, g)
 
     def sick(self) -> str | None:
         return next((name for host in self.hosts if (name := host.sick())), None)

@@ -22,16 +22,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from dbo.platform.errors import InputError, InUse
 from dbo.platform.files import write_atomically
 from dbo.platform.masking import masked_in
 from dbo.platform.storage import Storage
+from dbo.platform.tensors import pieces
 
 Record = dict[str, Any]
 
@@ -156,7 +156,7 @@ class RunFolder:
             self._storage.push()
 
     def write_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        write_atomically(self.state, save({name: np.ascontiguousarray(rows) for name, rows in state.items()}))
+        write_atomically(self.state, pieces(state))
 
     def write_network(self, network: Mapping[str, Any]) -> None:
         write_atomically(self.network, json.dumps(network) + "\n")

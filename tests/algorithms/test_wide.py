@@ -200,8 +200,11 @@ def test_steps_are_their_expressions(dtype: Any) -> None:
         np.testing.assert_allclose(found, expected, **close)
         assert np.shares_memory(found, given_)
 
-    check(lambda v: wide.moved(v, 0.5, a, b, (-0.3, t)), v + 0.5 * (a - b) - 0.3 * t, v)
-    check(lambda v: wide.moved(v, 0.5, a, b, (1, t), (-1, u)), v + 0.5 * (a - b) + t - u, v)
+    check(lambda v: wide.moved(v, 0.5, a, b, 0.3, t), v + 0.5 * (a - b) - 0.3 * t, v)
+    check(lambda v: wide.tracked(v, 0.5, a, b, t, u.copy())[0], v + 0.5 * (a - b) + t - u, v)
+    check(lambda u: wide.tracked(v.copy(), 0.5, a, b, t, u)[1], t, u)
+    check(lambda v: wide.jumped(v, t, u.copy())[0], v + t - u, v)
+    check(lambda u: wide.jumped(v.copy(), t, u)[1], t, u)
     check(lambda a: wide.gossiped(v, 0.5, a, (-0.3, t)), v + 0.5 * (a - v) - 0.3 * t, a)
     check(lambda a: wide.gossiped(v, 0.5, a, (1, t), (-1, u)), v + 0.5 * (a - v) + t - u, a)
     check(lambda v: wide.plus(v, (0.7, t)), v + 0.7 * t, v)
@@ -260,7 +263,10 @@ def test_narrow_rows_and_tensors_are_left_to_arithmetic(monkeypatch: pytest.Monk
     message, heard = wide.residual(TopK(), v, reference, KEY, "y")
     assert isinstance(message, Message)
     assert heard is not reference
-    assert wide.moved(v, 0.5, reference, v, (1, v)) is not v
+    assert wide.moved(v, 0.5, reference, v, 1, v) is not v
+    for s, kept_ in (wide.tracked(v, 0.5, reference, v, reference, v), wide.jumped(v, reference, v)):
+        assert s is not v
+        assert kept_ is reference
     assert (v.tobytes(), reference.tobytes()) == before
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(wide, "WIDE", 1)

@@ -210,20 +210,20 @@ def test_interrupted_write_leaves_the_old_one(
     saved: Checkpoints, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Death at any file of the new checkpoint, or before its renaming: the last one is still there, whole."""
-    write, left = module._write, [step]
+    write, left = module.write_durably, [step]
 
-    def dying(*arguments: Any) -> None:
+    def dying(*arguments: Any) -> str:
         if left[0] == 0:
             raise KeyboardInterrupt
         left[0] -= 1
-        write(*arguments)
+        return write(*arguments)
 
     def never(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         if step < 3:
-            patch.setattr(module, "_write", dying)
+            patch.setattr(module, "write_durably", dying)
         else:
             patch.setattr(module.os, "rename", never)
         with pytest.raises(KeyboardInterrupt):
