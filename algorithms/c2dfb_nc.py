@@ -18,10 +18,11 @@ from typing_extensions import Doc
 from dbo.algorithms import c2dfb
 from dbo.algorithms.claims import PENALTY, Claim, mean
 from dbo.algorithms.draws import Draws, draws
-from dbo.algorithms.exchange import Message, mix
+from dbo.algorithms.exchange import mix
 from dbo.algorithms.penalty import upper_gradient, y_gradient
 from dbo.algorithms.protocol import Array, Shard
 from dbo.algorithms.registry import algorithm, counter
+from dbo.algorithms.wide import cleared, jumped, moved, plus, residual, told, tracked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,8 @@ def init(shard: Shard, cfg: Config) -> State:
 
 
 def start(d: Array, grad: Array) -> Inner:
-    zero = 0 * d
-    return Inner(d=Spoken(d, zero, zero, zero), s=Spoken(grad, zero, zero, zero), grad=grad)
+    """Each array has memory of its own: where rows are wide, the steps below are made in place."""
+    return Inner(d=Spoken(d + 0, 0 * d, 0 * d, 0 * d), s=Spoken(grad + 0, 0 * d, 0 * d, 0 * d), grad=grad)
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
@@ -140,30 +141,34 @@ async def c2dfb_nc(st: State, shard: Shard, cfg: Config) -> State:
 
 def refresh(v: Inner, gradient: c2dfb.Gradient) -> Inner:
     """As in C²DFB: the tracker's mean follows the gradients' mean when x moves."""
-    grad = gradient(v.d.v)
-    return replace(v, s=replace(v.s, v=v.s.v + grad - v.grad), grad=grad)
+    s, grad = jumped(v.s.v, gradient(v.d.v), v.grad)
+    return replace(v, s=replace(v.s, v=s), grad=grad)
 
 
 def inner_step(
     v: Inner, gradient: c2dfb.Gradient, cfg: Config, key: Draws, channel: str
-) -> tuple[Inner, Message, Message]:
-    d, m_d = say(v.d, mixed(v.d, cfg) - cfg.eta_in * v.s.v, cfg, key, channel + "_d")
-    grad = gradient(d.v)
-    s, m_s = say(v.s, mixed(v.s, cfg) + grad - v.grad, cfg, key, channel + "_s")
-    return Inner(d=d, s=s, grad=grad), m_d, m_s
+) -> tuple[Inner, c2dfb.Spoken, c2dfb.Spoken]:
+    """d ← d + γ Σ_j w_ij (M_j − M_i) − η s;   s ← s + γ Σ_j w_ij (M_j − M_i) + ∇r(d) − ∇r(d of the step before)."""
+    d = moved(v.d.v, cfg.gamma_in, v.d.w_sent, own(v.d, cfg), cfg.eta_in, v.s.v)
+    s, grad = tracked(v.s.v, cfg.gamma_in, v.s.w_sent, own(v.s, cfg), gradient(d), v.grad)
+    said_d, m_d = say(v.d, d, cfg, key, channel + "_d")
+    said_s, m_s = say(v.s, s, cfg, key, channel + "_s")
+    return Inner(d=said_d, s=said_s, grad=grad), m_d, m_s
 
 
-def mixed(p: Spoken, cfg: Config) -> Array:
-    """v + γ Σ_j w_ij (M_j − M_i), or with v_i for M_i."""
-    return p.v + cfg.gamma_in * (p.w_sent - (p.sent if cfg.mixing == "messages" else p.v))
+def own(p: Spoken, cfg: Config) -> Array:
+    """A node's own side of the mixing."""
+    return p.sent if cfg.mixing == "messages" else p.v
 
 
-def say(p: Spoken, v: Array, cfg: Config, key: Draws, channel: str) -> tuple[Spoken, Message]:
-    """The new vector, compressed together with what earlier messages left out."""
-    said = v + p.error
-    message = cfg.compressor(said, key, channel)
-    return Spoken(v=v, error=said - message.values, sent=message.values, w_sent=p.w_sent), message
+def say(p: Spoken, v: Array, cfg: Config, key: Draws, channel: str) -> tuple[Spoken, c2dfb.Spoken]:
+    """The new vector, compressed together with what earlier messages left out: M = Q(v + E), E ← v + E − M."""
+    due = plus(p.error, (1, v))
+    message, sent = residual(cfg.compressor, due, cleared(p.sent), key, channel)
+    return Spoken(v=v, error=plus(due, (-1, sent)), sent=sent, w_sent=p.w_sent), message
 
 
-def heard(v: Inner, w_d: Array, w_s: Array) -> Inner:
-    return replace(v, d=replace(v.d, w_sent=w_d), s=replace(v.s, w_sent=w_s))
+def heard(v: Inner, wm_d: Array, wm_s: Array) -> Inner:
+    """Σ_j w_ij M_j of this step, in the place of the last one's."""
+    d, s = (replace(p, w_sent=told(cleared(p.w_sent), wm)) for p, wm in ((v.d, wm_d), (v.s, wm_s)))
+    return replace(v, d=d, s=s)

@@ -164,6 +164,14 @@ def plus(v: Array, *terms: tuple[float, Array]) -> Array:
     return v
 
 
+def cleared(v: Array) -> Array:
+    """0 · v; wide rows: written into v."""
+    if not is_wide(v):
+        return 0 * v
+    each(lambda i: v[i].fill(0), len(v))
+    return v
+
+
 def series_step(p: Array, h: Array, lipschitz: float, b: Array) -> Array:
     """p − h / L + b; wide rows: written into h."""
     if not is_wide(p, h, b):

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
@@ -23,26 +23,56 @@ _START = 1.0            # seconds until a cell's first round
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of one cell, or the mean of several."""
+    """Of one cell."""
 
     seconds: float
     bytes_links: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """What was seen of a cell: of a round, of an evaluation, and of the first packets if they differ."""
+
+    algorithm: str
+    packets: int            # per round: what a round takes grows with them, whichever field decides about them
+    seconds: float
+    bytes_links: float
+    evaluation: float
+    start: float            # bytes of the first round that the next one does not have
+
+    def of(self, experiment: Experiment) -> Estimate:
+        rounds, share = experiment.rounds, _packets(experiment) / self.packets
+        evaluations = 1 + rounds // experiment.eval_every
+        return Estimate(
+            _START + rounds * share * self.seconds + evaluations * self.evaluation,
+            self.start + rounds * share * self.bytes_links,
+        )
+
+
 def estimate(cells: Sequence[Cell], budget: float = _BUDGET) -> dict[str, Estimate]:
-    """By the cells' names; those that were not tried are taken to be like the others on average."""
-    deadline = time.monotonic() + budget
-    found: dict[str, Estimate] = {}
+    """By the cells' names; those that were not tried are reckoned from the others, of their algorithm if there are."""
+    deadline: float | None = None
+    paces: dict[str, _Pace] = {}
     problems: dict[str, Prepared] = {}
     for cell in _spread(cells):
         with suppress(Exception):       # what fails here will fail as a cell, and be told there
-            found[cell.name] = _tried(cell.experiment, problems)
+            paces[cell.name] = _tried(cell.experiment, problems)
+        deadline = deadline or time.monotonic() + budget        # the first one also loads the data
         if time.monotonic() > deadline:
             break
-    if not found:
-        return {}
-    usual = Estimate(fmean(e.seconds for e in found.values()), fmean(e.bytes_links for e in found.values()))
-    return {cell.name: found.get(cell.name, usual) for cell in cells}
+    return {cell.name: _reckoned(cell, paces) for cell in cells} if paces else {}
+
+
+def _reckoned(cell: Cell, paces: Mapping[str, _Pace]) -> Estimate:
+    if cell.name in paces:
+        return paces[cell.name].of(cell.experiment)
+    alike = [pace for pace in paces.values() if pace.algorithm == cell.experiment.algorithm["name"]]
+    found = [pace.of(cell.experiment) for pace in alike or paces.values()]
+    return Estimate(fmean(e.seconds for e in found), fmean(e.bytes_links for e in found))
+
+
+def _packets(experiment: Experiment) -> int:
+    return max(1, experiment.parts.algorithm.packets(experiment.parts.config))
 
 
 def _spread(cells: Sequence[Cell]) -> list[Cell]:
@@ -51,7 +81,7 @@ def _spread(cells: Sequence[Cell]) -> list[Cell]:
     return [cells[number] for start in range(step) for number in range(start, len(cells), step)]
 
 
-def _tried(experiment: Experiment, problems: dict[str, Prepared]) -> Estimate:
+def _tried(experiment: Experiment, problems: dict[str, Prepared]) -> _Pace:
     """One round to warm up, one with a clock."""
     settings = experiment.resolved()
     key = json.dumps([settings[k] for k in ("task", "nodes", "seed", "dtype", "partition", "topology")])
@@ -74,10 +104,9 @@ def _tried(experiment: Experiment, problems: dict[str, Prepared]) -> Estimate:
         second = engine.ledger().bytes_links
     finally:
         engine.close()
-    rounds = experiment.rounds
-    evaluations = 1 + rounds // experiment.eval_every
-    return Estimate(
-        _START + rounds * (middle - begin) + evaluations * (end - middle), first + (rounds - 1) * (second - first)
+    return _Pace(
+        algorithm=parts.algorithm.name, packets=_packets(experiment), seconds=middle - begin,
+        bytes_links=second - first, evaluation=end - middle, start=2 * first - second,
     )
 
 

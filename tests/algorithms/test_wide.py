@@ -209,6 +209,7 @@ def test_steps_are_their_expressions(dtype: Any) -> None:
     check(lambda a: wide.gossiped(v, 0.5, a, (1, t), (-1, u)), v + 0.5 * (a - v) + t - u, a)
     check(lambda v: wide.plus(v, (0.7, t)), v + 0.7 * t, v)
     check(lambda v: wide.plus(v, (1, t), (-1, u)), v + t - u, v)
+    check(lambda v: wide.cleared(v), 0 * v, v)
     check(lambda t: wide.averaged(v, 0.3, t), 0.7 * v + 0.3 * t, t)
     check(lambda t: wide.series_step(v, t, 1.5, b), v - t / 1.5 + b, t)
 

@@ -250,6 +250,17 @@ def test_an_estimate_counts_the_bytes(sheet: Sheet, tmp_path: Path) -> None:
         assert told[cell.name].bytes_links == pytest.approx(real, rel=0.02)
 
 
+def test_an_estimate_of_cells_that_were_not_tried(sheet: Sheet) -> None:
+    """One cell, with the fewest inner steps, has been tried when time is up: others are reckoned by their packets."""
+    from dbo.sweeps.estimate import estimate
+
+    cells = Cells(plan.read(sheet(axes={"algorithm.inner_steps": [1, 7, 31]}))).fixed
+    one, seven, many = (estimate(cells, budget=-1)[cell.name] for cell in cells)
+    assert seven.bytes_links == pytest.approx(4 * one.bytes_links)
+    assert many.bytes_links == pytest.approx(16 * one.bytes_links)
+    assert one.seconds < seven.seconds < many.seconds
+
+
 def test_shares_of_cores() -> None:
     """The largest share of which the machines hold enough: whole cores first, and never across machines."""
     assert fair_share([8.0], 4) == 1.0
