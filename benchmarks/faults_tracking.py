@@ -1,23 +1,21 @@
 """Tests 2 to 4, tracking: drivers and sweeps that are killed, an MLflow server that is away."""
 
-import os
 import random
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import sweep_faults
 from faults_row import TINY, Row, digest, lines, timed
+from mlflow_server import serving
 
 from dbo.platform import tracking
 from dbo.platform.experiment import Experiment
@@ -104,40 +102,6 @@ def sweep(short: bool, sabotage: bool = False) -> Row:
     return row
 
 
-class Server:
-    """An MLflow server on loopback that can be taken away."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.database = folder, folder / "server.db"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.database}",
-             "--artifacts-destination", str(self.folder / "files"), "--host", "127.0.0.1", "--port", str(self.port),
-             "--workers", "1"],
-            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        )
-
-    def wait(self) -> None:
-        for _ in range(1200):
-            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
-                return
-            time.sleep(0.1)
-        raise TimeoutError("the MLflow server does not answer")
-
-    def stop(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-
 class Pace:
     """Makes evaluations take their time, and does something at one of them."""
 
@@ -161,10 +125,7 @@ def outage(short: bool, sabotage: bool = False) -> Row:
     row = Row("MLflow away", "0 lost, 0 doubled, training < 2 % slower")
     away = 5 if short else 60
     with tempfile.TemporaryDirectory() as place:
-        server = Server(Path(place))
-        server.start()
-        server.wait()
-        try:
+        with serving(Path(place)) as server:
             folder = Path(place) / "while"
             rounds = 10 * (away + 15)
             pace = Pace(0.1, {20: server.stop, 20 + 10 * away: server.start})
@@ -175,8 +136,6 @@ def outage(short: bool, sabotage: bool = False) -> Row:
                 with timed(row):
                     tracking.sync(folder, server.uri, "dbo")
             points(row, server.database, folder)
-        finally:
-            server.stop()
         folder, database = Path(place) / "whole", Path(place) / "later.db"
         with tracking.following(folder, "http://127.0.0.1:9", "dbo", row.notes.append):
             run(Experiment(**{**TINY, "rounds": 50}), folder)

@@ -9,20 +9,15 @@ real server is killed in the middle of a run and comes back after --outage secon
 
 import argparse
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import measure
+from mlflow_server import Server, serving
 
 from dbo.platform.experiment import Experiment
 from dbo.platform.records import read_metrics
@@ -31,51 +26,6 @@ from dbo.platform.tracking import following, sync
 from dbo.platform.tracking_store import environment
 
 NOWHERE = "http://127.0.0.1:9"           # the discard port: nobody listens
-
-
-class Server:
-    """A real MLflow server that can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}",
-             "--artifacts-destination", str(self.folder / "files"), "--host", "127.0.0.1", "--port", str(self.port),
-             "--workers", "1"],
-            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **environment(""), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        )
-
-    def wait(self) -> None:
-        for _ in range(1200):
-            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
-                return
-            time.sleep(0.1)
-        raise TimeoutError("the MLflow server does not answer")
-
-    def stop(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    server = Server(folder)
-    server.start()
-    try:
-        server.wait()
-        yield server
-    finally:
-        server.stop()
 
 
 def digits(rounds: int, seed: int = 0) -> Experiment:

@@ -4,10 +4,8 @@ import ipaddress
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from dbo.platform.experiment import Experiment
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 planted: Any = import_module("faults_servers")
+serving: Any = import_module("mlflow_server").serving
 
 Command = Callable[..., Any]
 def of(port: int) -> doctor_network.Server | None:
@@ -197,36 +196,18 @@ def test_no_password_is_shown(dbo: Command, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_real_mlflow_server_refuses_strangers(tmp_path: Path) -> None:
     """`mlflow server` on loopback: found, 403 for an evil Host, and nothing to complain of."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-         "--backend-store-uri", f"sqlite:///{tmp_path}/m.db", "--artifacts-destination", str(tmp_path / "a")],
-        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},      # no helpers that outlive it
-    )
-    try:
-        deadline = time.monotonic() + 240
-        while not doctor_network.ask("127.0.0.1", port).kind:
-            assert server.poll() is None
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.5)
-        found = doctor_network.ask("127.0.0.1", port)
+    with serving(tmp_path) as server:
+        found = doctor_network.ask("127.0.0.1", server.port)
         assert found.kind == "mlflow, open"
         assert not found.any_host
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(urllib.request.Request(
-                f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/search?max_results=1",
-                headers={"Host": "evil.example"},
+                f"{server.uri}/api/2.0/mlflow/experiments/search?max_results=1", headers={"Host": "evil.example"},
             ), timeout=10)
         assert refused.value.code == 403
         assert [f.verdict for f in doctor.reachable(
-            Experiment(engine={"name": "local"}, tracking={"uri": f"http://127.0.0.1:{port}"})
+            Experiment(engine={"name": "local"}, tracking={"uri": server.uri})
         ) if f.subject.startswith("MLflow")] == ["ok"]
-    finally:
-        os.killpg(server.pid, 9)
-        server.wait()
 
 
 def test_findings_are_plain() -> None:

@@ -1,14 +1,11 @@
 """Runs in MLflow: found again, never doubled, nothing lost, whatever is killed or down; and nothing secret in them."""
 
 import json
-import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +23,9 @@ from dbo.platform.run import run
 from dbo.platform.tracking import destination, following, sync
 from dbo.platform.tracking_source import MAX_KEYS, Points, flat, run_name, values
 from dbo.platform.tracking_store import Store, environment
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from mlflow_server import serving
 
 MLFLOW = pytest.importorskip("mlflow")
 KEY = "test_loss"
@@ -236,51 +236,14 @@ class Pace:
     def ended(self, result: Any) -> None: ...
 
 
-class Server:
-    """A real MLflow server, which can be stopped and started."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}",
-             "--artifacts-destination", str(self.folder / "files"), "--host", "127.0.0.1", "--port", str(self.port),
-             "--workers", "1"],
-            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        )
-
-    def wait(self) -> None:
-        for _ in range(1200):
-            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
-                return
-            time.sleep(0.1)
-        raise TimeoutError("the server does not answer")
-
-    def stop(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
-    made.start()
-    made.wait()
-    yield made
-    made.stop()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with serving(tmp_path_factory.mktemp("server")) as made:
+        yield made
 
 
 def test_a_server_that_is_away_for_a_while(
-    server: Server, tiny: Callable[..., Experiment], tmp_path: Path
+    server: Any, tiny: Callable[..., Experiment], tmp_path: Path
 ) -> None:
     """Killed in the middle of a run and back some seconds later: no point lost, none doubled, the run FINISHED."""
     away: list[float] = []
