@@ -1,4 +1,4 @@
-"""What all tests share: the one way to skip a test for want of something the machine may not have.
+"""What all tests share: the command line, and the one way to skip a test for want of something a machine may not have.
 
 A test that needs a browser or the shared data asks for it:
 
@@ -10,9 +10,17 @@ integration sets DBO_REQUIRE, so a machine that lost its browser cannot pass by 
 """
 
 import os
-from typing import Literal, Protocol
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import pytest
+
+from dbo.algorithms import registry
+from dbo.platform import cli, plugins
 
 Need = Literal["browser", "data"]
 NEEDS: dict[str, str] = {"browser": "a browser", "data": "the shared data"}
@@ -57,3 +65,57 @@ def check_need(need: Need, available: bool) -> None:
 
 def required() -> set[str]:
     return {name.strip() for name in os.environ.get("DBO_REQUIRE", "").split(",")} - {""}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def _plugins_are_forgotten() -> Iterator[None]:
+    """What a test's plugin registers is gone when the test ends."""
+    registered, loaded = dict(registry.algorithms()), dict(plugins._loaded)
+    yield
+    for now, before in ((registry._registry, registered), (plugins._loaded, loaded)):
+        now.clear()
+        now.update(before)
+
+
+@pytest.fixture
+def dbo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`dbo(...)` in this process, which is quick."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["dbo", *map(str, arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr()
+        return Done(int(code or 0), said.out, said.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def dbo_process() -> Command:
+    """`dbo(...)` in a process of its own, as a user has it."""
+
+    def run(*arguments: str, cwd: Path, **more: Any) -> Done:
+        done = subprocess.run(
+            [sys.executable, "-c", "from dbo.platform.cli import main; main()", *arguments],
+            cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **more,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run

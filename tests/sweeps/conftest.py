@@ -1,15 +1,12 @@
-"""What the tests of this room share: a small sweep, the command line in this process, and a Ray cluster."""
+"""What the tests of this room share: a small sweep, and a Ray cluster."""
 
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dbo.algorithms import registry
-from dbo.platform import cli, plugins, rooms, yaml_text
+from dbo.platform import rooms, yaml_text
 
 QUICK: dict[str, Any] = {
     "name": "quick",
@@ -23,29 +20,7 @@ QUICK: dict[str, Any] = {
     "metric": "upper_loss",
     "target": "hypergradient_norm=0.5",
 }
-
-
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
 Sheet = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def _plugins_are_forgotten() -> Iterator[None]:
-    """What a test's plugin registers is gone when the test ends."""
-    registered, loaded = dict(registry.algorithms()), dict(plugins._loaded)
-    yield
-    for now, before in ((registry._registry, registered), (plugins._loaded, loaded)):
-        now.clear()
-        now.update(before)
 
 
 @pytest.fixture
@@ -61,23 +36,11 @@ def sheet(tmp_path: Path) -> Sheet:
 
 
 @pytest.fixture
-def dbo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """`dbo(...)` in this process, in a folder of its own; reports are other tests' business."""
+def dbo(dbo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """In a folder of its own; reports are other tests' business."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rooms, "after", lambda kind, folder, quiet: print(f"after {kind} {folder}"))
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["dbo", *map(str, arguments)])
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code
-        said = capsys.readouterr()
-        return Done(int(code or 0), said.out, said.err)
-
-    return run
+    return dbo
 
 
 @pytest.fixture(scope="session")
