@@ -37,6 +37,7 @@ class Task(_Strict):
     trials: int | None = Field(None, ge=4, description="instead of the plan's")
     finalists: int | None = Field(None, ge=1, description="instead of the plan's")
     stretch: int | None = Field(None, ge=1, description="instead of the plan's")
+    points: int | None = Field(None, ge=5, description="instead of the plan's")
     downloaded: bool = Field(False, description="needs data from elsewhere: searched only if it is asked for by name")
 
 
@@ -86,6 +87,10 @@ class Search:
     @property
     def stretch(self) -> int:
         return self.about.stretch or self.plan.stretch
+
+    @property
+    def points(self) -> int:
+        return self.about.points or self.plan.points
 
     @property
     def about(self) -> Task:

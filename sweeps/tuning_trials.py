@@ -107,7 +107,7 @@ class Trials:
         start, per_round = self._cost(search)
         once = max(1, int((budget - start) // per_round))
         rounds = max(1, int((trial.stretch * budget - start) // per_round))
-        made = experiment(search, trial.values, trial.seed, rounds, max(1, once // search.plan.points), there)
+        made = experiment(search, trial.values, trial.seed, rounds, max(1, once // search.points), there)
         result = self._carry_out(search, made)
         history = result.history
         values = curve(history, search.about.score)
@@ -150,7 +150,7 @@ def setting(search: Search, there: int = 0) -> str:
     decisive = {
         "experiment": {**plan.experiment, **about.experiment, "topology": search.topology(there)},
         "budget": about.budget, "score": about.score,
-        "weights": plan.weights, "points": plan.points,
+        "weights": plan.weights, "points": search.points,
         "fixed": {name: str(value) for name, value in search.defaults.items() if name not in search.plain},
     }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
