@@ -119,7 +119,8 @@ def _in_place() -> Iterator[None]:
             file.write('{"format": 1}')
         for number, parts in enumerate(blocks):
             with builtins.open(place / f"block-{number:03d}.safetensors", "wb") as file:
-                file.writelines(pieces(next(iter(parts))))
+                for piece in pieces(next(iter(parts))):
+                    file.write(piece)
 
     with mock.patch.object(Checkpoints, "save", save):
         yield

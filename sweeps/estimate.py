@@ -45,7 +45,7 @@ class _Pace:
         evaluations = 1 + rounds // experiment.eval_every
         return Estimate(
             _START + rounds * share * self.seconds + evaluations * self.evaluation,
-            self.start + rounds * share * self.bytes_links,
+            share * (self.start + rounds * self.bytes_links),
         )
 
 
@@ -60,7 +60,11 @@ def estimate(cells: Sequence[Cell], budget: float = _BUDGET) -> dict[str, Estima
         deadline = deadline or time.monotonic() + budget        # the first one also loads the data
         if time.monotonic() > deadline:
             break
-    return {cell.name: _reckoned(cell, paces) for cell in cells} if paces else {}
+    found: dict[str, Estimate] = {}
+    for cell in cells if paces else ():
+        with suppress(Exception):
+            found[cell.name] = _reckoned(cell, paces)
+    return found
 
 
 def _reckoned(cell: Cell, paces: Mapping[str, _Pace]) -> Estimate:

@@ -84,6 +84,7 @@ ALGORITHMS: list[dict[str, Any]] = [
     {"name": "c2dfb", "inner_steps": 3, "compressor": {"name": "identity"}},
     {"name": "c2dfb", "inner_steps": 3, "compressor": {"name": "qsgd"}},
     {"name": "c2dfb_nc", "inner_steps": 3, "compressor": {"name": "top_k", "ratio": 0.2}},
+    {"name": "c2dfb_nc", "inner_steps": 3, "compressor": {"name": "rand_k", "ratio": 0.5}, "mixing": "own"},
     {"name": "madsbo", "inner_steps": 3, "higp_steps": 3, "eta_x": 1.0, "eta_y": 1.0, "eta_z": 1.0},
     {"name": "madsbo_gt", "inner_steps": 3, "higp_steps": 3, "eta_x": 1.0, "eta_y": 1.0, "eta_z": 1.0},
     {"name": "mdbo", "neumann_terms": 4},

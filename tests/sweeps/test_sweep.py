@@ -255,7 +255,8 @@ def test_an_estimate_of_cells_that_were_not_tried(sheet: Sheet) -> None:
     from dbo.sweeps.estimate import estimate
 
     cells = Cells(plan.read(sheet(axes={"algorithm.inner_steps": [1, 7, 31]}))).fixed
-    one, seven, many = (estimate(cells, budget=-1)[cell.name] for cell in cells)
+    told = estimate(cells, budget=-1)
+    one, seven, many = (told[cell.name] for cell in cells)
     assert seven.bytes_links == pytest.approx(4 * one.bytes_links)
     assert many.bytes_links == pytest.approx(16 * one.bytes_links)
     assert one.seconds < seven.seconds < many.seconds
