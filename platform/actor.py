@@ -4,11 +4,10 @@ Nothing here waits: a step takes the packets of the neighbouring blocks as argum
 call, and returns the block's own packets into the object store. The driver only ever handles references to them.
 """
 
-import ctypes
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from threadpoolctl import ThreadpoolController
 
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.wide import is_wide
-from dbo.platform.device import arithmetic, choose
+from dbo.platform.device import arithmetic, choose, give_back
 from dbo.platform.errors import NodeFailure
 from dbo.platform.experiment import Experiment
 from dbo.platform.host import Host, View
@@ -111,11 +110,11 @@ class Block:
         return self._told("losses", lambda: self._host.losses(x, y))
 
     def view(self) -> View:
-        self._trim()
+        self._rest()
         return self._told("evaluation", self._host.view)
 
     def sizes(self) -> dict[str, int]:
-        self._trim()
+        self._rest()
         return self._told("snapshot", self._host.sizes)
 
     def snapshot(self, names: Sequence[str] | None = None) -> Flat:
@@ -144,12 +143,10 @@ class Block:
             )
             raise self._failure from None
 
-    def _trim(self) -> None:
-        """Wide rows' packets take much memory, which the C library keeps for the next ones; an evaluation or a snapshot
-        needs some too, and not at the same time."""
+    def _rest(self) -> None:
+        """Packets of wide rows take much memory; so do evaluations and snapshots, but not at the same time."""
         if is_wide(getattr(self._host.state, "y", None)):
-            with suppress(AttributeError, OSError):      # the GNU library has it
-                ctypes.CDLL(None).malloc_trim(0)
+            give_back()
 
     def _arithmetic(self) -> AbstractContextManager[None]:
         return arithmetic(self._pools, self._threads)

@@ -141,14 +141,26 @@ def _keep_memory() -> None:
     """Makes the C library keep the memory of large arrays for the next ones; glibc only, and unless the user decided.
 
     By default an array above 32 MB is mapped anew each time, and the kernel has to zero its pages: with millions of
-    parameters more than half of a round. The price: what a run needed at its peak stays with the process to its end.
+    parameters more than half of a round. The price: what a run needed at its peak stays with the process, until
+    `give_back`.
     """
-    decided = any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ
-    mallopt = None if decided or sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_the_c_library("mallopt")
     if mallopt is not None:
         trim_threshold, mmap_max = -1, -4      # M_… of malloc.h
         mallopt(mmap_max, 0)
         mallopt(trim_threshold, -1)            # never
+
+
+def give_back() -> None:
+    """Returns what `_keep_memory` keeps and nothing uses: once, before others on the machine need much of it."""
+    trim = _of_the_c_library("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_the_c_library(name: str) -> Any:
+    decided = any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ
+    return None if decided or sys.platform != "linux" else getattr(ctypes.CDLL(None), name, None)
 
 
 def on_host(device: Device, message: Message | Packed) -> Message | Packed:
