@@ -372,3 +372,15 @@ def test_unscaled_h_is_the_same_objective_with_a_longer_step() -> None:
         for objective, eta in (("h", 0.02), ("h_over_lambda", 0.2))
     }
     np.testing.assert_allclose(runs["h"].y, runs["h_over_lambda"].y, atol=1e-13)
+
+
+def test_what_a_naive_message_leaves_out_is_said_later() -> None:
+    """M = Q(v + E), and E is the rest of it, to the bit: nothing is lost, nothing is said twice."""
+    v, error, old = np.random.default_rng(0).standard_normal((3, 2, 40))
+    config = c2dfb_nc.Config(compressor=TopK(ratio=0.25))
+    due = v + error
+    said, message = c2dfb_nc.say(c2dfb_nc.Spoken(old, error, old, old), v, config, Draws(0, np.arange(2), 0), "y_d")
+    np.testing.assert_array_equal(said.sent, message.values)
+    np.testing.assert_array_equal((said.sent != 0).sum(1), 10)
+    np.testing.assert_array_equal(said.sent + said.error, due)
+    np.testing.assert_array_equal(said.v, v)
