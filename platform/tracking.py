@@ -22,6 +22,7 @@ from typing import IO, Any
 from dbo.platform import tracking_uri
 from dbo.platform.console import console
 from dbo.platform.errors import InputError, RunError
+from dbo.platform.masking import masked
 
 _POLL = 1.0                     # seconds between two looks at the folder
 _BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0)
@@ -101,11 +102,18 @@ def _await(writer: "subprocess.Popen[bytes]", root: Path, store: str, say: Say, 
 
 def _left(word: dict[str, Any], root: Path, store: str, complaints: IO[bytes]) -> str:
     complaints.seek(0)
-    lines = complaints.read().decode(errors="replace").strip().splitlines()
-    error = word.get("error") or ("" if word else (lines or ["the writer gave no sign"])[-1])
-    what = f"{word['left']} points of {word['points']} are" if word.get("left") else "the end of the run is"
+    error = word.get("error") or ("" if word else complaint(complaints.read().decode(errors="replace")))
+    what, them = ("the end of the run is" if word else "the run is"), "it"
+    if word.get("left"):
+        what, them = f"{word['left']} points of {word['points']} are", "them"
     command = f"dbo sync {root}" + (f" --uri {store}" if tracking_uri.exposed(store) else "")
-    return f"{what} not in MLflow yet; `{command}` brings them" + (f" ({error})" if error else "")
+    return f"{what} not in MLflow yet; `{command}` brings {them}" + (f" ({masked(error)})" if error else "")
+
+
+def complaint(text: str) -> str:
+    """The last line that names an error: libraries that try again write after it that, and when, they will."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    return next((line for line in reversed(lines) if "Error" in line), (lines or ["the writer gave no sign"])[-1])
 
 
 def sync(folder: Path, uri: str | None, experiment: str | None, say: Say = print) -> None:

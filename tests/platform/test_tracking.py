@@ -20,7 +20,7 @@ from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
 from dbo.platform.records import Target, read_metrics
 from dbo.platform.run import run
-from dbo.platform.tracking import destination, following, sync
+from dbo.platform.tracking import complaint, destination, following, sync
 from dbo.platform.tracking_source import MAX_KEYS, Points, flat, run_name, values
 from dbo.platform.tracking_store import Store, environment
 
@@ -293,6 +293,20 @@ def test_a_server_that_never_answers(
     seen = Seen(store)
     (found,) = seen.runs()
     seen.assert_whole(found, folder)
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("Traceback (most recent call last):\n  File \"a.py\"\nModuleNotFoundError: No module named 'psycopg'\n",
+     "ModuleNotFoundError: No module named 'psycopg'"),
+    ("WARNING mlflow: SQLAlchemy engine could not be created.\n(psycopg.OperationalError) connection failed\n"
+     "(Background on this error at: https://sqlalche.me/e/21/e3q8)\nOperation will be retried in 25.5 seconds\n",
+     "(psycopg.OperationalError) connection failed"),
+    ("out of words", "out of words"),
+    ("", "the writer gave no sign"),
+])
+def test_what_a_silent_writer_complained_of(text: str, told: str) -> None:
+    """The error itself, not what a library says after it about trying again."""
+    assert complaint(text) == told
 
 
 @pytest.mark.usefixtures("store")
