@@ -112,7 +112,7 @@ def diverging(short: bool, sabotage: bool = False) -> Row:
                     math.isfinite(value) for line in (folder / "metrics.jsonl").read_text().splitlines()
                     for value in json.loads(line).values() if isinstance(value, float)
                 )
-                kept = Checkpoints(folder / "checkpoints", experiment.run_key).latest()
+                kept = Checkpoints(folder / "checkpoints", experiment.trajectory_key).latest()
                 sound = kept is None or all(np.isfinite(a).all() for block in kept.blocks for a in block.values())
                 good = done.status == "diverged" and late <= 1 and finite and sound and \
                     (kept is not None or done.summary["rounds"] == 0)

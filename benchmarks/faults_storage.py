@@ -91,7 +91,7 @@ def disk_full(short: bool, sabotage: bool = False) -> Row:
                 except Exception as error:
                     told = "No space left" in str(error)
             good = told and disk.refused > 0
-            if (folder / "checkpoints").is_dir() and not _loadable(folder / "checkpoints", experiment.run_key):
+            if (folder / "checkpoints").is_dir() and not _loadable(folder / "checkpoints", experiment.trajectory_key):
                 row.count(False, f"full after {room} writes: the old checkpoint cannot be read")
                 continue
             with timed(row):
@@ -116,7 +116,7 @@ def _in_place() -> Iterator[None]:
         place = self._place(round_)
         place.mkdir(parents=True, exist_ok=True)
         with builtins.open(place / "manifest.json", "w") as file:
-            file.write('{"format": 1}')
+            file.write('{"format": 2}')
         for number, parts in enumerate(blocks):
             with builtins.open(place / f"block-{number:03d}.safetensors", "wb") as file:
                 for piece in pieces(next(iter(parts))):
@@ -143,7 +143,7 @@ def _on_tmpfs(row: Row, experiment: Experiment, tries: int) -> None:
                     run(experiment, Path(place) / "r")
                 except Exception as error:
                     told = "No space left" in str(error)
-                whole = _loadable(Path(place) / "r" / "checkpoints", experiment.run_key)
+                whole = _loadable(Path(place) / "r" / "checkpoints", experiment.trajectory_key)
                 finished = (Path(place) / "r" / "summary.json").exists()
                 row.count(whole and (told or finished), f"tmpfs of {size} bytes: told={told}, whole={whole}")
             finally:

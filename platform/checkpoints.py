@@ -25,7 +25,7 @@ from dbo.platform.files import sync_folder, write_durably
 from dbo.platform.states import Flat
 from dbo.platform.tensors import pieces
 
-_FORMAT = 1
+_FORMAT = 2
 _KEPT = 2       # the newest and the one before: should the newest turn out damaged, little is replayed
 
 
@@ -43,10 +43,10 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run; `trajectory` is the key of the way that it goes, however long."""
 
-    def __init__(self, folder: Path, run_key: str) -> None:
-        self.folder, self.run_key = folder, run_key
+    def __init__(self, folder: Path, trajectory: str) -> None:
+        self.folder, self.trajectory = folder, trajectory
         self.refused: list[str] = []     # why checkpoints were passed over, for the user to read
 
     def save(self, round_: int, blocks: Iterable[Iterable[Flat]], run: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Checkpoints:
                 name = f"block-{number:03d}{f'.{part}' if part else ''}.safetensors"
                 files[name] = write_durably(aside / name, pieces(flat))
                 del flat                # before the next one comes
-        manifest = {"format": _FORMAT, "run_key": self.run_key, "round": round_, "run": run, "files": files}
+        manifest = {"format": _FORMAT, "trajectory": self.trajectory, "round": round_, "run": run, "files": files}
         text = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1)
         write_durably(aside / "manifest.json", [text.encode()])
         sync_folder(aside)
@@ -101,8 +101,8 @@ class Checkpoints:
             raise Damaged(f"written in format {found!r}, this version reads {_FORMAT}")
         if digest != _digest(manifest):
             raise Damaged("the manifest does not match its checksum")
-        if manifest["run_key"] != self.run_key:
-            raise InputError(f"{place}: this checkpoint belongs to another experiment ({manifest['run_key'][:12]}…)")
+        if manifest["trajectory"] != self.trajectory:
+            raise InputError(f"{place}: this checkpoint belongs to another experiment ({manifest['trajectory'][:12]}…)")
         try:
             files, run = dict(manifest["files"]), dict(manifest["run"])
         except (KeyError, TypeError, ValueError):

@@ -41,7 +41,9 @@ def common(
 def run(
     arguments: Arguments = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder, also to more rounds.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run one experiment into a folder."""

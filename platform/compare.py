@@ -16,12 +16,13 @@ from dbo.algorithms.registry import algorithms
 from dbo.platform import overrides as overriding
 from dbo.platform import yaml_text
 from dbo.platform.components import pick
+from dbo.platform.earlier import check_folder
 from dbo.platform.errors import InputError, InUse
 from dbo.platform.experiment import Experiment
 from dbo.platform.files import write_atomically
 from dbo.platform.masking import masked_in
 from dbo.platform.records import RunFolder, Target, started_since
-from dbo.platform.run import Result, Watcher, check_folder, prepare, reached, run
+from dbo.platform.run import Result, Watcher, prepare, reached, run
 from dbo.platform.seats import waiting_room
 from dbo.platform.storage import is_url
 

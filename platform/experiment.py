@@ -125,6 +125,15 @@ class Experiment(BaseModel):
 
         Where data lie, runs are tracked and processes sit does not matter.
         """
+        return _hashed(self._decisive)
+
+    @cached_property
+    def trajectory_key(self) -> str:
+        """Identifies the way that the run goes: a longer run has the same one, and can go on where a shorter ended."""
+        return _hashed({key: value for key, value in self._decisive.items() if key != "rounds"})
+
+    @cached_property
+    def _decisive(self) -> dict[str, Any]:
         decisive = {key: value for key, value in self.resolved().items() if key not in {"tracking", "data_dir"}}
         aside: frozenset[str] = getattr(ENGINES[self.engine["name"]], "aside", frozenset())
         decisive["engine"] = {key: value for key, value in self.engine.items() if key not in aside}
@@ -132,7 +141,11 @@ class Experiment(BaseModel):
         decisive["version"] = [version("dbo"), plugging.built_in()]
         if "file" in self.topology:
             decisive["topology"] = {"name": self.topology["name"], "edges": _digest(self.topology["file"])}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        return decisive
+
+
+def _hashed(data: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 class Parts:

@@ -1,6 +1,5 @@
 """One run from experiment to folder: prepare, advance, evaluate, checkpoint, and end in a state that can be told."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from dbo.platform import yaml_text
 from dbo.platform.checkpoints import Checkpoint, Checkpoints
+from dbo.platform.earlier import check_folder, key_in, status
 from dbo.platform.engine import Engine, Work
 from dbo.platform.errors import BlocksLost, InputError, RunError
 from dbo.platform.evaluation import evaluate, unwell
@@ -113,7 +113,8 @@ def run(
 ) -> Result:
     """Runs the experiment into a folder and answers with what came out.
 
-    `resume` goes on from the newest checkpoint in the folder; the rest of the run is then the same to the last bit.
+    `resume` goes on from the newest checkpoint in the folder; the rest of the run is then the same to the last bit. It
+    also lengthens the folder's run, if that is the same experiment with fewer rounds.
     """
     prepared = prepared or prepare(experiment)
     storage = Storage(str(out)) if out is not None and is_url(out) else None
@@ -122,15 +123,16 @@ def run(
     try:
         if storage:
             storage.pull()
-        check_folder(folder, experiment, resume)
-        if resume and _status(folder) == "finished":
+        check_folder(folder, experiment, resume, lengthen=resume)
+        longer = folder.holds_run() and key_in(folder, experiment) != experiment.run_key
+        if resume and not longer and status(folder) == "finished":
             recorded = _recorded(folder, experiment)
             if dict(recorded.summary.get("problem") or {}).get("data_sha256") != _data(prepared):
                 raise _other_data(folder)
             (watcher or _Nobody()).noted(f"{experiment.algorithm['name']}: finished earlier, nothing to do")
             return recorded
-        checkpoints = Checkpoints(folder.checkpoints, experiment.run_key)
-        return _Run(experiment, prepared, folder, checkpoints, watcher or _Nobody(), resume).go()
+        checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key)
+        return _Run(experiment, prepared, folder, checkpoints, watcher or _Nobody(), resume, longer).go()
     finally:
         folder.release()
 
@@ -152,44 +154,12 @@ def adding_to(out: str | Path | None) -> Iterator[None]:
         folder.release()
 
 
-def check_folder(folder: RunFolder, experiment: Experiment, resume: bool) -> None:
-    """An earlier run is replaced only by its own repetition, which gives the same results."""
-    if not folder.holds_run():
-        return
-    if _earlier(folder, experiment) != experiment.run_key:
-        raise InputError(f"--out: {folder.path} holds the run of another experiment; choose another folder")
-    status = _status(folder)
-    if not resume and status in ("unfinished", "failed"):
-        kind = "an unfinished" if status == "unfinished" else "a failed"
-        raise InputError(f"--out: {folder.path} holds {kind} run of this experiment; --resume goes on with it")
-
-
 def _data(prepared: Prepared) -> str | None:
     return prepared.problem.describe().get("data_sha256")
 
 
 def _other_data(folder: RunFolder) -> InputError:
     return InputError(f"data_dir: {folder.path} holds a run on other data; give the same data, or another --out")
-
-
-def _status(folder: RunFolder) -> str:
-    try:
-        return str(dict(json.loads(folder.summary.read_bytes()))["status"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return "unfinished"
-
-
-def _earlier(folder: RunFolder, experiment: Experiment) -> str | None:
-    """The key of the run in a folder. The summary's is that of the code and plugins with which the run was made."""
-    try:
-        if folder.summary.exists():
-            return str(dict(json.loads(folder.summary.read_bytes()))["run_key"])
-        # Reading an experiment runs its plugins: those of a folder that only lies here must not be run.
-        if yaml_text.read(folder.experiment).get("plugins", []) != experiment.resolved()["plugins"]:
-            return None
-        return Experiment.read(folder.experiment).run_key
-    except (InputError, OSError, ValueError, TypeError, KeyError):
-        return None
 
 
 def _recorded(folder: RunFolder, experiment: Experiment) -> "Result":
@@ -206,6 +176,7 @@ class _Run:
     checkpoints: Checkpoints
     watcher: Watcher
     resume: bool
+    longer: bool                         # than the run in the folder, which is to be gone on with
     training: float = 0.0
     evaluating: float = 0.0
     records: list[Record] = field(default_factory=list)
@@ -228,6 +199,8 @@ class _Run:
             checkpoint = None
         for reason in self.checkpoints.refused:
             self.watcher.noted(f"passed over a checkpoint: {reason}")
+        if self.longer and checkpoint is None:      # what the folder holds is worth more than the wish
+            raise InputError(f"--resume: {self.folder.path} has no checkpoint to go on from; choose another folder")
         work = Work(
             parts.algorithm, parts.config, problem, graph, self.experiment.resolved(),
             blocks=checkpoint.run.get("blocks") if checkpoint else None,
@@ -271,7 +244,8 @@ class _Run:
             self.folder.clear()
         else:
             self.folder.rewind(checkpoint.round)
-        self.folder.summary.unlink(missing_ok=True)
+        for ended in (self.folder.summary, self.folder.state):
+            ended.unlink(missing_ok=True)
         write_atomically(self.folder.experiment, yaml_text.dump(masked_in(self.experiment.resolved())))
         self.folder.write_network(self.prepared.network.describe())
 

@@ -127,7 +127,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "manifest that is a list": lambda p: (p / "manifest.json").write_text("[1, 2]"),
     "manifest that is a number": lambda p: (p / "manifest.json").write_text("3"),
     "binary manifest": lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"),
-    "manifest without files": lambda p: (p / "manifest.json").write_text('{"format": 1, "run_key": "key"}'),
+    "manifest without files": lambda p: (p / "manifest.json").write_text('{"format": 2, "trajectory": "key"}'),
     "older format": lambda p: _rewrite(p, format=0),
     "newer format": lambda p: _rewrite(p, format=99),
     "another round in the manifest": lambda p: _rewrite(p, round=21),

@@ -378,7 +378,7 @@ def test_last_good_checkpoint_is_kept(tiny: Tiny, tmp_path: Path, eval_every: in
         checkpoint_every=3, eval_every=eval_every,
     )
     assert run(experiment, tmp_path / "r").status == "diverged"
-    checkpoint = Checkpoints(tmp_path / "r" / "checkpoints", experiment.run_key).latest()
+    checkpoint = Checkpoints(tmp_path / "r" / "checkpoints", experiment.trajectory_key).latest()
     assert checkpoint is not None
     assert all(np.isfinite(array).all() for block in checkpoint.blocks for array in block.values())
     again = run(experiment, tmp_path / "r", resume=True)
