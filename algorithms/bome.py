@@ -75,7 +75,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     packets=lambda cfg: 0, single_machine=True,
     claim=Claim(
         limit=TRUNCATED_INVERSE, invariants=invariants, rounds=400, floor=("eta_x", "eta_y"),
-        floor_alone=True, follows=False,
+        follows=False,
         steps={"inner_steps": 2, "eta_in": 0.3, "eta_x": 0.1, "eta_y": 0.1},
     ),
 )

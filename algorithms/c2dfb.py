@@ -4,7 +4,8 @@ M. Wen, C. Liu, A. M. Abdelmoniem, Y. Zhou, Y. Xu: A Communication and Computati
 for Decentralized Bilevel Optimization, arXiv 2410.14115, Algorithms 1 and 2.
 
 Per round a node sends x and s uncompressed (one packet) and, in each of the K inner steps, four compressed residuals
-(one packet): 2 d_x + 4 K k values in K + 1 packets. Oracles: 3(K + 1) partial gradients in y and 3 in x.
+(one packet): 2 d_x + 4 K k values in K + 1 packets. Oracles: 3(K + 1) partial gradients in y and 3 in x; with
+`tracker: cached`, which takes none before the first step, 3 K and 3.
 
 departs: residuals of the two inner loops and of iterate and tracker travel together, since s^{k+1} needs no neighbour's
 d^{k+1}. departs: reference points start at 0 (the paper leaves them open). departs: before the inner loop the tracker

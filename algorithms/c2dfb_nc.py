@@ -108,8 +108,8 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     packets=lambda cfg: cfg.inner_steps + 1,
     paper_counts={"y_s": 0.0, "z_s": 0.0},
     claim=Claim(
+        # On identical nodes rounding errors grow 1000-fold in 50 rounds: a floor after 300 rounds, not seen after 150.
         limit=PENALTY, invariants=invariants, rounds=150, floor=("eta_in", "eta_out", "gamma_in"),
-        floor_alone=True,
         steps={"inner_steps": 8, "eta_in": 0.04, "eta_out": 0.1, "gamma_in": 0.08, "gamma_out": 0.8},
     ),
 )

@@ -61,7 +61,6 @@ class Claim:
     steps: Mapping[str, Any]                # configuration with which it is checked
     rounds: int                             # after which it has arrived on a ring
     floor: tuple[str, ...] = ()             # steps that keep it at a distance which shrinks with them; (): it arrives
-    floor_alone: bool = False               # identical nodes stop at a distance as well: it is not heterogeneity's
     follows: bool = True                    # with x held still it moves along `limit.hypergradient` there
 
 

@@ -34,7 +34,9 @@ TASK: Mapping[str, Any] = {"dim_x": 4, "dim_y": 10, "condition": 2.0, "mu": 0.5,
 
 EXACT = 1e-6            # relative distance below which a point is reached
 NEAR = 1e-3             # the same for algorithms that stop at a distance: on identical nodes, and where there is none
-FLOOR = 1.0             # relative distance of the start: an algorithm that stops short must at least stop nearer
+# For algorithms that stop at a distance. The built-in ones stop at 0.36 or nearer on the paper's graphs, at 0.58 on a
+# star (the start is at 1); a quarter of the steps leaves up to 0.33 of that, on a star 0.45.
+FLOOR = 0.75            # the largest distance
 SHRINK = 0.5            # a quarter of the steps makes it at most this much of it
 INVARIANT = 1e-10       # largest residual of an identity, relative to the largest entry of the state
 RING_GAP = 1 / 3        # of the ring on which claims count their rounds; what mixes slower gets more of them
@@ -100,7 +102,7 @@ def _failures(row: Row, claim: Claim) -> Iterator[str]:
     if claim.follows:
         yield from _distance("hypergradient", row.slope.own, slope.own if slope else None)
     yield from _distance("end", row.end.own, end.own if end else None)
-    near = FLOOR if claim.floor_alone else NEAR if claim.floor else EXACT
+    near = NEAR if claim.floor else EXACT
     if row.alike and not row.alike.own <= near:
         yield f"end on identical nodes is {row.alike.own:.1e} away"
     if row.alike and not (claim.limit.biased_alone or row.alike.solution <= near):

@@ -1,11 +1,15 @@
-"""What every registered algorithm must do, whatever it computes. A new one is tested here without a new line."""
+"""What every registered algorithm must do, whatever it computes.
+
+A new one is tested here without a new line, and asked for four: its step of x, its costs, their formulas in the
+documentation, and step sizes for the tasks with data.
+"""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import networkx as nx
 import numpy as np
@@ -14,12 +18,14 @@ from typing_extensions import Doc
 
 from dbo.algorithms.compressors import RandK
 from dbo.algorithms.registry import algorithms
+from dbo.platform import wire
 from dbo.platform.local import LocalEngine
 from dbo.platform.oracles import pooled
 from dbo.platform.states import flatten
 from dbo.platform.topology import TOPOLOGIES, network
 
 Array = Any
+T = TypeVar("T")
 NAMES = list(algorithms())
 NETWORKED = [name for name in NAMES if not algorithms()[name].single_machine]
 # The registry with its defaults, and configurations under which an algorithm draws random numbers or takes other paths.
@@ -49,10 +55,16 @@ def assert_close(found: dict[str, Array], expected: dict[str, Array], tolerance:
 
 
 def moved(engine: LocalEngine) -> bool:
-    """Control: the state is not what it was at the start, so that equal trajectories say something."""
+    """Control: x is not what it was at the start, so that equal trajectories say something."""
     host = engine.hosts[0]
-    start = flatten(host.algorithm.init(host.shard, host.config))
-    return not any(np.array_equal(flatten(host.state)[name], start[name]) for name in ("x", "t"))
+    return not np.array_equal(host.state.x, host.algorithm.init(host.shard, host.config).x)
+
+
+def of(table: Mapping[str, T], name: str, what: str) -> T:
+    """The algorithm's entry; one that has none is told what is missing."""
+    if name not in table:
+        pytest.fail(f"{name}: {what}", pytrace=False)
+    return table[name]
 
 
 @pytest.mark.parametrize("label", NETWORKED_VARIANTS)
@@ -141,15 +153,16 @@ STEPS: dict[str, Callable[[Any], float]] = {
 } | {name: lambda c: c.eta_x for name in ("madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "bome")}
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", NAMES)
 def test_mean_of_x_moves_by_the_step_size(lab: Any, name: str) -> None:
     """mean(x) moves by −(step size of x) · mean(direction): W has column sums 1, so gossip leaves the mean alone."""
     config = lab.config(name)
+    step = of(STEPS, name, "its step size of x, a function of the configuration, is missing in STEPS")(config)
     engine = lab.engine(name, config)
     for round_ in range(1, 6):
         before, along = engine.rows("x").mean(0), engine.rows("direction").mean(0)
         engine.advance(round_)
-        np.testing.assert_allclose(engine.rows("x").mean(0), before - STEPS[name](config) * along, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(engine.rows("x").mean(0), before - step * along, rtol=0, atol=1e-13)
 
 
 Counts = dict[str, int]
@@ -207,11 +220,50 @@ def per_round(engine: LocalEngine, rounds: int) -> Counts:
     return {key: (after[key] - before[key]) // rounds for key in after}
 
 
-@pytest.mark.parametrize("name", COSTS)
+def closed_counts(name: str, config: Any) -> Counts:
+    missing = "its packets, values and oracle calls per round are missing in COSTS"
+    return of(COSTS, name, missing)(config, 4, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_costs_are_the_closed_counts(lab: Any, name: str) -> None:
     """Packets, values sent and oracle calls per node and round are what the algorithm's description says."""
     problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name)
-    assert per_round(lab.engine(name, config, problem), 3) == COSTS[name](config, 4, 10)
+    assert per_round(lab.engine(name, config, problem), 3) == closed_counts(name, config)
+
+
+@pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc"])
+def test_a_cached_tracker_needs_fewer_gradients(lab: Any, name: str) -> None:
+    """`tracker: cached`: 3 K + 3 partial gradients, no K + 1st of each loop; packets and values stay."""
+    problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name, tracker="cached")
+    steps = config.inner_steps
+    assert per_round(lab.engine(name, config, problem), 3) == cost(steps + 1, 2 * 4 + 4 * steps * 2, 3 * steps + 3)
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+def test_bytes_are_those_of_the_closed_counts(lab: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per round 8 bytes a value, one for the position of each that a compressor has kept, 36 a packet, and names.
+
+    Two of ten entries are two positions of one byte and two values. A record's head is 12 bytes and its channel's name.
+    """
+    problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name)
+    counts = closed_counts(name, config)
+    engine = lab.engine(name, config, problem, rounds=1)
+    said: list[tuple[str, ...]] = []
+    sizes = wire.sizes
+
+    def noting(messages: Any) -> Any:
+        said.append(tuple(messages))
+        return sizes(messages)
+
+    monkeypatch.setattr(wire, "sizes", noting)
+    before = engine.ledger()
+    engine.advance(2)
+    after = engine.ledger()
+    header = after.header - before.header
+    assert (header == 36 * counts["packets"] + sum(12 + len(c) for channels in said for c in channels)).all()
+    kept = counts["values"] - 2 * 4 if hasattr(config, "compressor") else 0
+    assert (after.bytes_by_node() - before.bytes_by_node() == header + 8 * counts["values"] + kept).all()
 
 
 def documented() -> dict[str, list[str]]:
@@ -222,7 +274,7 @@ def documented() -> dict[str, list[str]]:
     return {name: formulas[:5] for name, *formulas in rows}
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_documented_costs_are_the_closed_counts(lab: Any, name: str) -> None:
     """The formulas in the documentation, with this configuration's numbers for their letters, give the same counts."""
     cfg = lab.config(name)
@@ -231,8 +283,9 @@ def test_documented_costs_are_the_closed_counts(lab: Any, name: str) -> None:
         "K": steps, "T": steps, "N": getattr(cfg, "higp_steps", 0), "J": getattr(cfg, "neumann_terms", 0),
         "k": 2, "d_x": 4, "d_y": 10,
     }
-    products = [re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula) for formula in documented()[name]]
-    assert cost(*(eval(product, {}, letters) for product in products)) == COSTS[name](cfg, 4, 10)
+    formulas = of(documented(), name, "its line is missing in the table of costs in docs/algorithms.md")
+    products = [re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula) for formula in formulas]
+    assert cost(*(eval(product, {}, letters) for product in products)) == closed_counts(name, cfg)
 
 
 def test_first_order_variant_needs_gradients_only(lab: Any) -> None:
@@ -314,12 +367,13 @@ DATA: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("task", DATA)
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_few_rounds_lower_the_upper_loss(lab: Any, name: str, task: str) -> None:
     """On every task with data the mean model's upper loss falls by 1 % or more in twenty rounds; nothing blows up."""
     kind, dataset, parameters = DATA[task]
     problem = lab.learning(kind, dataset, **parameters)
-    steps = LINEAR[name] | (BACKBONE.get(name, {}) if kind == "hyper_representation" else {})
+    linear = of(LINEAR, name, "step sizes with which it learns a linear model are missing in LINEAR")
+    steps = linear | (BACKBONE.get(name, {}) if kind == "hyper_representation" else {})
     engine = lab.engine(name, lab.algorithm(name).config(**steps), problem)
 
     def upper() -> float:
