@@ -114,6 +114,18 @@ class Outgoing:
         raise TypeError("mix(...) must be awaited: write `await mix(...)`")
 
 
+class NotRows(TypeError):
+    """Something was to be shown to the neighbours that has no rows."""
+
+
 def mix(**channels: Array | Message | Packed) -> Outgoing:
     """Shows the rows to the neighbours; awaiting it gives Σ_j w_ij (·)_j for each channel, in the order given."""
-    return Outgoing({name: c if isinstance(c, Message | Packed) else dense(c) for name, c in channels.items()})
+    return Outgoing({name: _message(name, shown) for name, shown in channels.items()})
+
+
+def _message(channel: str, shown: Array | Message | Packed) -> Message | Packed:
+    if isinstance(shown, Message | Packed):
+        return shown
+    if not getattr(shown, "shape", ()):
+        raise NotRows(f"mix({channel}=…) got a {type(shown).__name__}; must be an array with a row per node")
+    return dense(shown)

@@ -16,7 +16,7 @@ factor J, which is not the series on average. departs: full local batches, with 
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
 from dbo.algorithms.claims import LOCAL_INVERSE, Claim, mean
@@ -35,7 +35,7 @@ class Config:
     MDBO's own paper: J = 10, η = 0.1, α = β = 1.
     """
 
-    eta: Annotated[float, Gt(0), Doc("η, scales mixing of x and y, steps and momentum")] = 0.3
+    eta: Annotated[float, Gt(0), Le(1), Doc("η, scales mixing of x and y, steps and momentum")] = 0.3
     beta_x: Annotated[float, Gt(0), Doc("β₁, x steps by β₁ η")] = 5.0
     beta_y: Annotated[float, Gt(0), Doc("β₂, y steps by β₂ η")] = 5.0
     alpha_x: Annotated[float, Gt(0), Doc("α₁, the new hypergradient weighs α₁ η < 1")] = 1.0

@@ -42,14 +42,16 @@ def sampled_inverse(
 ) -> Array:
     """(J/L) (I − H/L)^{J_i} b, one term of the series with a factor that makes it right on average.
 
-    Rows leave one by one as their product is long enough, so a block makes as many Hessian-vector products as its
-    longest row: that is what the oracle count of the block shows.
+    Rows leave one by one as their product is long enough: what is computed for them beyond is thrown away, and not
+    counted as theirs.
     """
+    products = getattr(shard, "g_yy_of", lambda rows, *point: shard.g_yy(*point))
     xp = array_api_compat.array_namespace(b)
     p = b
     for j in range(int(lengths.max(initial=0))):
-        still = xp.asarray((lengths > j)[:, None], device=array_api_compat.device(b))
-        p = xp.where(still, p - shard.g_yy(x, y, p) / lipschitz, p)
+        longer = lengths > j
+        still = xp.asarray(longer[:, None], device=array_api_compat.device(b))
+        p = xp.where(still, p - products(longer, x, y, p) / lipschitz, p)
     return p * (terms / lipschitz)
 
 

@@ -4,9 +4,11 @@ An algorithm is a pair of functions over explicit state, `init(shard, cfg) -> St
 `async round(state, shard, cfg) -> State`, registered under a name with its configuration class.
 """
 
+import re
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
+from inspect import get_annotations
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ _BUILT_IN = (
     "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo",
     "f2ba", "bome",
 )
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")      # names become names of folders and of files
 
 Init = Callable[[Shard, Any], Any]
 Round = Callable[[Any, Shard, Any], Coroutine[Outgoing, tuple[Array, ...], Any]]
@@ -43,6 +47,10 @@ class Algorithm:
     paper_counts: Mapping[str, float] = field(default_factory=dict)   # Table 1's weight of a channel, where not 1
     claim: Claim | None = None              # what `dbo verify` holds it to; None: its errors are shown, not judged
 
+    @property
+    def built_in(self) -> bool:
+        return self.name in _BUILT_IN
+
 
 _registry: dict[str, Algorithm] = {}
 
@@ -61,6 +69,11 @@ def algorithm(
     """Registers the decorated `async def round(state, shard, cfg)`; the first line of its docstring is the summary."""
 
     def register(round_: Round) -> Algorithm:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"algorithm {name!r:.80}: the name is not allowed; must be a text of at most 64 of a-z, 0-9 and _, "
+                f"a letter first"
+            )
         module = round_.__module__
         if module.partition(".")[0] in {"algorithms", "tasks", "platform"}:
             raise ImportError(f"{name} was imported as {module}; import it as dbo.{module}")
@@ -70,6 +83,8 @@ def algorithm(
             raise ValueError(f"algorithm {name!r} is registered twice")
         if not callable(packets):
             raise ValueError(f"algorithm {name!r}: packets must be a function of the configuration, e.g. lambda cfg: 1")
+        if told := _misdescribed("config", config) or _misdescribed("state", state):
+            raise ValueError(f"algorithm {name!r}: {told}")
         shown = {field.name for field in fields(state)} | set(dir(state))
         if missing := {"x", "y", "direction"} - shown:
             raise ValueError(f"algorithm {name!r}: its state must show {', '.join(sorted(missing))}")
@@ -84,6 +99,19 @@ def algorithm(
         return made
 
     return register
+
+
+def _misdescribed(what: str, kind: Any) -> str | None:
+    """What keeps a class from being a configuration or a state."""
+    if not isinstance(kind, type) or not is_dataclass(kind):
+        shown = kind.__name__ if isinstance(kind, type) else repr(kind)
+        return f"{what} {shown:.80} is not allowed; must be a dataclass: write @dataclass(frozen=True) above the class"
+    for base in kind.__mro__[:-1]:
+        for key, value in vars(base).items():
+            plain = not key.startswith("_") and not callable(value) and not hasattr(value, "__get__")
+            if plain and key not in get_annotations(base):
+                return f"{what}.{key} has no type, so that nobody could set it; write {key}: {type(value).__name__} = …"
+    return None
 
 
 def _called(round_: Round) -> str:

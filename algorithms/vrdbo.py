@@ -14,7 +14,7 @@ departs: as MDBO (see mdbo.py); the first estimates are full-batch too, where th
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Gt
+from annotated_types import Gt, Le
 from typing_extensions import Doc
 
 from dbo.algorithms import mdbo
@@ -29,7 +29,7 @@ from dbo.algorithms.registry import algorithm
 class Config(mdbo.Config):
     """Defaults are the paper's, L (which it does not give) that of MDBO here."""
 
-    eta: Annotated[float, Gt(0), Doc("η, scales mixing of x and y and steps; η² the estimates' correction")] = 0.33
+    eta: Annotated[float, Gt(0), Le(1), Doc("η, scales mixing of x and y and steps; η² corrects estimates")] = 0.33
     beta_x: Annotated[float, Gt(0), Doc("β₁, x steps by β₁ η")] = 1.0
     beta_y: Annotated[float, Gt(0), Doc("β₂, y steps by β₂ η")] = 1.0
     alpha_x: Annotated[float, Gt(0), Doc("α₁, the new hypergradient weighs α₁ η² < 1")] = 5.0

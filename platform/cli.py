@@ -291,15 +291,26 @@ def ui(
 
 @app.command("list")
 def list_(
-    what: Annotated[str | None, typer.Argument(help="A kind (algorithms, tasks, …) or a name.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(
+        metavar="[WHAT] [plugins=[FILE.py]]",
+        help="A kind (algorithms, tasks, …) or a name; plugins, whose algorithms are shown too.")] = None,
 ) -> None:
     """Show algorithms, tasks, data sets, topologies, partitions and compressors with their parameters."""
-    from dbo.platform import catalog
+    from dbo.platform import catalog, overrides
     from dbo.platform.components import pick
+    from dbo.platform.experiment import Experiment
 
-    if what is not None:
-        pick("list", what, catalog.names())
-    catalog.show(console, what)
+    names = [argument for argument in arguments or [] if "=" not in argument]
+    if len(names) > 1:
+        raise InputError(f"list: {names[1]!r} is not allowed; one kind or name at most")
+    given = overrides.parse(argument for argument in arguments or [] if "=" in argument)
+    for key in given:
+        pick("list", key, ["plugins"])
+    if given:
+        Experiment(**given)                 # loads the plugins
+    if names:
+        pick("list", names[0], catalog.names())
+    catalog.show(console, *names)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from annotated_types import Ge, Gt
 from typing_extensions import Doc
 
 from dbo.algorithms.protocol import Array
-from dbo.platform.engine import Blocks, Work, in_node_order
+from dbo.platform.engine import Blocks, Work, in_node_order, most
 from dbo.platform.errors import BlocksLost, NodeFailure, RunError
 from dbo.platform.host import EVALUATED, View
 from dbo.platform.ledger import Ledger
@@ -198,7 +198,7 @@ class RayEngine:
         return next((view.sick for view in self._seen() if view.sick), None)
 
     def counters(self) -> Mapping[str, int]:
-        return self._seen()[0].counters
+        return most(view.counters for view in self._seen())
 
     def ledger(self) -> Ledger:
         parts = []

@@ -14,7 +14,7 @@ import pandas as pd
 
 from dbo.algorithms.registry import algorithms
 from dbo.platform import overrides as overriding
-from dbo.platform import yaml_text
+from dbo.platform import paths, yaml_text
 from dbo.platform.components import pick
 from dbo.platform.earlier import check_folder
 from dbo.platform.errors import InputError, InUse
@@ -39,7 +39,7 @@ def plan(
     algorithms with their parameters, `target: test_accuracy=0.7`, and `rounds: {c2dfb: 40, mdbo: 600}`: rounds of
     one algorithm may be many times as long as another's (`eval_every` and `checkpoint_every` likewise).
     """
-    data = yaml_text.read(Path(file)) if file is not None else {}
+    data = paths.seen_from(file, yaml_text.read(Path(file))) if file is not None else {}
     given = data.pop("algorithms", {})
     if not isinstance(given, dict) or not all(isinstance(params, dict | None) for params in given.values()):
         raise InputError("algorithms: must be a mapping of algorithm names to their parameters")

@@ -42,6 +42,21 @@ def check(path: str, kinds: tuple[type, ...], given: Mapping[str, Any]) -> dict[
     return {name: getattr(checked, name) for name in model.model_fields}
 
 
+def check_defaults(path: str, kind: type) -> None:
+    """A stranger's dataclass: its annotations mean something, and its defaults are values that could be given."""
+    try:
+        model = _model((kind,))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path}: its types cannot be understood: {reason}") from error
+    try:
+        model.model_validate({})
+    except ValidationError as error:
+        for one in error.errors():
+            if one["type"] != "missing":
+                raise InputError(f"{_tell(one, model, path)} (it is the default)") from None
+
+
 def make(path: str, kind: type, values: Mapping[str, Any]) -> Any:
     """An instance of `kind` from checked values; what its own `__post_init__` objects to is an input error as well."""
     own = {f.name for f in fields(kind)}
@@ -58,7 +73,9 @@ def _model(kinds: tuple[type, ...]) -> type[BaseModel]:
         hints = get_type_hints(kind, include_extras=True)
         for field in fields(kind):
             definitions[field.name] = (hints[field.name], _default(field))
-    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+    config = ConfigDict(
+        strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, validate_default=True,
+    )
     return create_model(kinds[0].__name__, __config__=config, **definitions)
 
 

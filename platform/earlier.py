@@ -2,7 +2,7 @@
 
 import json
 
-from dbo.platform import yaml_text
+from dbo.platform import paths, yaml_text
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
 from dbo.platform.records import RunFolder
@@ -33,10 +33,14 @@ def key_in(folder: RunFolder, experiment: Experiment) -> str | None:
     try:
         if folder.summary.exists():
             return str(dict(json.loads(folder.summary.read_bytes()))["run_key"])
-        # Reading an experiment runs its plugins: those of a folder that only lies here must not be run.
-        if yaml_text.read(folder.experiment).get("plugins", []) != experiment.resolved()["plugins"]:
+        # Reading an experiment runs its plugins: those of a folder that only lies here must not be run. This one's
+        # stand for files of the same names, which a job may have in another place each time.
+        found, own = yaml_text.read(folder.experiment), experiment.resolved()
+        if paths.names(found) != paths.names(own):
             return None
-        return Experiment.read(folder.experiment).run_key
+        if "file" in own["topology"]:
+            found["topology"]["file"] = own["topology"]["file"]
+        return Experiment(**{**found, "plugins": own["plugins"]}).run_key
     except (InputError, OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -39,6 +39,12 @@ def in_node_order(blocks: Blocks, parts: Iterable[Array]) -> Array:
     return whole
 
 
+def most(blocks: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The largest count of all blocks."""
+    counts = list(blocks)
+    return {name: max(block[name] for block in counts) for name in counts[0]}
+
+
 class Engine(Protocol):
     """Rows in blocks, blocks in processes, one synchronous round at a time.
 
@@ -60,7 +66,7 @@ class Engine(Protocol):
         """The first state array with NaN or inf in it."""
 
     def counters(self) -> Mapping[str, int]:
-        """Oracle calls of a node since the start."""
+        """Oracle calls of a node since the start; where they are drawn, of the one that was asked most."""
 
     def ledger(self) -> Ledger:
         """Bytes, values and packets of all nodes since the start."""

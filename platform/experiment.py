@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from functools import cached_property
 from importlib.metadata import version
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -22,8 +24,8 @@ from pydantic import (
 from dbo.algorithms.compressors import COMPRESSORS
 from dbo.algorithms.registry import Algorithm, algorithms
 from dbo.platform import overrides as overriding
+from dbo.platform import paths, presets, tracking_uri, yaml_text
 from dbo.platform import plugins as plugging
-from dbo.platform import presets, tracking_uri, yaml_text
 from dbo.platform.components import check, make, pick, tell
 from dbo.platform.engines import ENGINES
 from dbo.platform.errors import InputError
@@ -73,7 +75,7 @@ class Experiment(BaseModel):
     @classmethod
     def read(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> Self:
         """The experiment in a YAML file (none: all defaults), with `key=value` overrides on top."""
-        data = yaml_text.read(Path(path)) if path is not None else {}
+        data = paths.seen_from(path, yaml_text.read(Path(path))) if path is not None else {}
         return cls(**overriding.apply(data, overriding.parse(overrides)))
 
     @model_validator(mode="wrap")
@@ -86,7 +88,6 @@ class Experiment(BaseModel):
         except ValidationError as error:
             raise InputError(tell(error, cls)) from None
         tracking_uri.check("tracking.uri", made.tracking.uri)
-        algorithms()                # built-ins first: a plugin that takes one of their names is the one to blame
         plugging.load(made.plugins)
         named = {
             key: {"name": cls.model_fields[key].default["name"], **getattr(made, key)}
@@ -102,7 +103,10 @@ class Experiment(BaseModel):
         }
         for name, section in sections.items():
             object.__setattr__(made, name, section)
-        _ = made.parts    # what only shows when a component is built is an input error too
+        try:
+            _ = made.parts    # what only shows when a component is built is an input error too
+        except InputError as error:
+            raise InputError(f"{error}{_preset_in(str(error), named['algorithm'], task)}") from None
         return made
 
     @cached_property
@@ -115,9 +119,13 @@ class Experiment(BaseModel):
         plain: dict[str, Any] = _plain(self.model_dump())
         return plain
 
+    def recorded(self) -> dict[str, Any]:
+        """The same with its paths in full, enough to repeat the run from anywhere."""
+        return paths.in_full(self.resolved())
+
     def to_yaml(self) -> str:
         """As a file that `read` takes back unchanged."""
-        return yaml_text.dump(self.resolved())
+        return yaml_text.dump(self.recorded())
 
     @cached_property
     def run_key(self) -> str:
@@ -161,6 +169,7 @@ class Parts:
             section = values["compressor"]
             values["compressor"] = make("algorithm.compressor", COMPRESSORS[section["name"]], section)
         self.config: Any = make("algorithm", self.algorithm.config, values)
+        _check_packets(self.algorithm, self.config)
         self.topology: Any = make("topology", TOPOLOGIES[experiment.topology["name"]], experiment.topology)
         self.partition: Any = make("partition", PARTITIONS[experiment.partition["name"]], experiment.partition)
         self.engine: Any = make("engine", ENGINES[experiment.engine["name"]], experiment.engine)
@@ -200,6 +209,29 @@ def _algorithm(section: Section, task: Section) -> Section:
     usual = tuned.get("compressor") or _describe_compressor(filled["compressor"])
     filled["compressor"] = _component("algorithm.compressor", COMPRESSORS, _over(usual, given.get("compressor")))
     return {"name": name, **filled}
+
+
+def _preset_in(told: str, given: Section, task: Section) -> str:
+    """Which of the values that an error is about nobody gave: the preset did."""
+    tuned = presets.lookup(given["name"], task["name"], task.get("dataset")) if told.startswith("algorithm: ") else {}
+    silent = [f"{key} = {v}" for key, v in tuned.items() if key not in given and re.search(rf"\b{key}\b", told)]
+    if not silent:
+        return ""
+    where = "/".join(filter(None, (task["name"], task.get("dataset"))))
+    comes, them = ("comes", "it") if len(silent) == 1 else ("come", "them")
+    return f"; {', '.join(silent)} {comes} from the preset for {where}, give {them} too"
+
+
+def _check_packets(algorithm: Algorithm, config: Any) -> None:
+    """Before anything starts: a declaration that cannot be right would end the first round."""
+    wanted = "must be a function from the configuration to a whole number ≥ 0, e.g. lambda cfg: 1"
+    try:
+        declared = algorithm.packets(config)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise InputError(f"algorithm {algorithm.name!r}: packets(cfg) fails with {told}; {wanted}") from error
+    if not isinstance(declared, Integral) or isinstance(declared, bool) or declared < 0:
+        raise InputError(f"algorithm {algorithm.name!r}: packets(cfg) gives {declared!r:.80}; {wanted}")
 
 
 def _over(usual: Section, given: Any) -> Section:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from dbo.algorithms.exchange import Message, Outgoing, Packed, PackedRow, Sum
-from dbo.algorithms.protocol import Array
+from dbo.algorithms.exchange import Message, NotRows, Outgoing, Packed, PackedRow, Sum
+from dbo.algorithms.protocol import Array, Shard
 from dbo.algorithms.registry import Algorithm
 from dbo.algorithms.wide import is_wide, summed, warm
 from dbo.platform import wire
 from dbo.platform.device import Cpu, Device, on_host
-from dbo.platform.errors import RunError
+from dbo.platform.errors import InputError, RunError
 from dbo.platform.ledger import Ledger
 from dbo.platform.oracles import Counted
 from dbo.platform.states import Flat, finite, flatten, rebuild
@@ -28,7 +28,6 @@ Packets = dict[int, bytes]                              # sender → its encoded
 Heard = Mapping[int, bytes | memoryview]                # the same, wherever its memory lies
 
 EVALUATED = ("x", "y", "direction")
-_COUNTERS = ("gradient_calls", "hvp_calls", "jvp_calls")
 
 
 class ProtocolError(RunError):
@@ -90,29 +89,27 @@ class Host:
         self._start()
 
     def _start(self) -> None:
-        for name in _COUNTERS:
-            setattr(self.shard, name, 0)
+        self.shard.calls[:] = 0
         self.ledger = Ledger(self.ids, self._degree)
         if is_wide(self.shard.y0):
             warm(self.shard.y0.dtype.name)
-        self.state: Any = self.algorithm.init(self.shard, self.config)
+        self.state: Any = begun(self.algorithm, self.shard, self.config)
         self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flatten(self.state).items()}
-        for name, (shape, _) in self._shapes.items():
-            if not shape or shape[0] != len(self.ids):
-                raise ProtocolError(
-                    f"{self.algorithm.name}: state.{name} has shape {shape}; must be ({len(self.ids)}, …), rows first"
-                )
 
     def begin(self, round_: int) -> Packets | None:
         """Starts a round; the first packets to the outside, or None if the algorithm says nothing at all."""
         if self._under is not None:
             raise ProtocolError(f"round {round_} cannot begin: round {self._under.round} is under way")
         coroutine = self.algorithm.round(self.state, self.shard, self.config)
+        if not hasattr(coroutine, "send"):
+            raise ProtocolError(f"{self.algorithm.name}: its round gives {_a(coroutine)}; must be an `async def`")
         try:
             spoken = coroutine.send(None)    # type: ignore[arg-type]
         except StopIteration as end:
             self._finish(end.value, packets=0)
             return None
+        except NotRows as error:
+            raise ProtocolError(f"{self.algorithm.name}: {error}") from error
         self._under = _Under(round_, coroutine, spoken)
         return self._speak()
 
@@ -127,6 +124,8 @@ class Host:
         except StopIteration as end:
             self._finish(end.value, packets=under.step + 1)
             return None
+        except NotRows as error:
+            raise ProtocolError(f"{self.algorithm.name}: {error}") from error
         under.step += 1
         return self._speak()
 
@@ -217,6 +216,10 @@ class Host:
             expected = self.algorithm.state.__name__
             raise ProtocolError(f"{self.algorithm.name} must return a {expected}, got a {type(state).__name__}")
         for name, array in flatten(state).items():
+            if not hasattr(array, "shape"):
+                raise ProtocolError(
+                    f"{self.algorithm.name}: state.{name} is {_a(array)} after the round; must be an array"
+                )
             if (tuple(array.shape), array.dtype) != self._shapes[name]:
                 shape, dtype = self._shapes[name]
                 raise ProtocolError(
@@ -226,8 +229,8 @@ class Host:
         self.state, self._under = state, None
 
     def counters(self) -> dict[str, int]:
-        """Oracle calls of each node since the start."""
-        return {name: getattr(self.shard, name) for name in _COUNTERS}
+        """Oracle calls of a node since the start."""
+        return self.shard.counters()
 
     def rows(self, name: str) -> Array:
         """x, y, z or direction of this block's nodes, as they are until the next round begins."""
@@ -259,7 +262,7 @@ class Host:
     def _kept(self) -> dict[str, Array]:
         kept = {f"state.{name}": array for name, array in flatten(self.state).items()}
         kept |= {f"ledger.{name}": array for name, array in self.ledger.export().items()}
-        return kept | {"oracles": np.array([getattr(self.shard, name) for name in _COUNTERS], dtype=np.int64)}
+        return kept | {"oracles": self.shard.calls.copy()}
 
     def restore(self, flat: Flat | None, epoch: int = 0) -> None:
         """Back to the round's end that `snapshot` was taken at, or to the start; a round under way is dropped.
@@ -274,8 +277,35 @@ class Host:
         loaded = {name: self.device.load(array) for name, array in _under_prefix(flat, "state.").items()}
         self.state = rebuild(self.algorithm.state, loaded)
         self.ledger.restore(_under_prefix(flat, "ledger."))
-        for name, count in zip(_COUNTERS, flat["oracles"], strict=True):
-            setattr(self.shard, name, int(count))
+        self.shard.calls[:] = flat["oracles"]
+
+
+def begun(algorithm: Algorithm, shard: Shard, config: Any) -> Any:
+    """The state at the start; one that is not as the platform needs it is an input error: nothing has been run yet."""
+    state = algorithm.init(shard, config)
+    if not isinstance(state, algorithm.state):
+        raise InputError(f"algorithm {algorithm.name!r}: init gives {_a(state)}; must be a {algorithm.state.__name__}")
+    for name, value in flatten(state).items():
+        _check_rows(algorithm, name, value, shard, None)
+    for name, dim in (("x", "dim_x"), ("y", "dim_y"), ("z", "dim_y"), ("direction", "dim_x")):
+        if name != "z" or hasattr(state, name):
+            _check_rows(algorithm, name, getattr(state, name), shard, dim)
+    return state
+
+
+def _check_rows(algorithm: Algorithm, name: str, value: Any, shard: Shard, dim: str | None) -> None:
+    about = f"algorithm {algorithm.name!r}: init gives"
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        raise InputError(f"{about} {_a(value)} as state.{name}; must be an array, rows first")
+    width = tuple(shape[1:]) if dim is None else (getattr(shard, dim),)
+    if tuple(shape) != (shard.nodes, *width):
+        wanted = f"({shard.nodes}, …), rows first" if dim is None else f"(nodes, {dim}) = ({shard.nodes}, {width[0]})"
+        raise InputError(f"{about} state.{name} the shape {tuple(shape)}; must be {wanted}")
+
+
+def _a(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _under_prefix(flat: Flat, prefix: str) -> Flat:

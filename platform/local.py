@@ -16,7 +16,7 @@ from typing_extensions import Doc
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.registry import Algorithm
 from dbo.platform.device import arithmetic
-from dbo.platform.engine import Blocks, Work, in_node_order
+from dbo.platform.engine import Blocks, Work, in_node_order, most
 from dbo.platform.host import Host, Packets
 from dbo.platform.ledger import Ledger
 from dbo.platform.states import Flat, parts
@@ -85,7 +85,7 @@ class LocalEngine:
         return next((name for host in self.hosts if (name := host.sick())), None)
 
     def counters(self) -> Mapping[str, int]:
-        return self.hosts[0].counters()
+        return most(host.counters() for host in self.hosts)
 
     def ledger(self) -> Ledger:
         return Ledger.merge([host.ledger for host in self.hosts])

@@ -5,50 +5,63 @@ from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from dbo.algorithms.protocol import Array, Shard
 from dbo.tasks.problem import Problem
 
+COUNTERS = ("gradient_calls", "hvp_calls", "jvp_calls")
+_GRADIENTS, _HVPS, _JVPS = range(len(COUNTERS))
+
 
 class Counted:
-    """A shard that counts what is asked of it, per node: partial gradients, Hessian- and Jacobian-vector products."""
+    """A shard that counts what is asked of it, row by row: partial gradients, Hessian- and Jacobian-vector products."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self.gradient_calls = self.hvp_calls = self.jvp_calls = 0
         self.nodes, self.dim_x, self.dim_y = shard.nodes, shard.dim_x, shard.dim_y
         self.ids, self.seed, self.x0, self.y0 = shard.ids, shard.seed, shard.x0, shard.y0
         self.f, self.g = shard.f, shard.g
+        self.calls: NDArray[np.int64] = np.zeros((len(COUNTERS), shard.nodes), dtype=np.int64)
         if hasattr(shard, "h_y"):
             self.h_y = self._h_y
 
+    def counters(self) -> dict[str, int]:
+        """Calls of the node that was asked most; unless numbers of calls are drawn, all nodes have the same."""
+        return {name: int(calls.max()) for name, calls in zip(COUNTERS, self.calls, strict=True)}
+
     def _h_y(self, x: Array, y: Array, f_weight: float, g_weight: float) -> Array:
         """f_weight ∇_y f + g_weight ∇_y g, two gradients of a shard that forms both in one pass."""
-        self.gradient_calls += 2
+        self.calls[_GRADIENTS] += 2
         return self.shard.h_y(x, y, f_weight, g_weight)    # type: ignore[attr-defined, no-any-return]
 
     def f_x(self, x: Array, y: Array) -> Array:
-        self.gradient_calls += 1
+        self.calls[_GRADIENTS] += 1
         return self.shard.f_x(x, y)
 
     def f_y(self, x: Array, y: Array) -> Array:
-        self.gradient_calls += 1
+        self.calls[_GRADIENTS] += 1
         return self.shard.f_y(x, y)
 
     def g_x(self, x: Array, y: Array) -> Array:
-        self.gradient_calls += 1
+        self.calls[_GRADIENTS] += 1
         return self.shard.g_x(x, y)
 
     def g_y(self, x: Array, y: Array) -> Array:
-        self.gradient_calls += 1
+        self.calls[_GRADIENTS] += 1
         return self.shard.g_y(x, y)
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        self.hvp_calls += 1
+        self.calls[_HVPS] += 1
+        return self.shard.g_yy(x, y, v)
+
+    def g_yy_of(self, rows: NDArray[np.bool_], x: Array, y: Array, v: Array) -> Array:
+        """∇²_yy g v for an algorithm that wants it of these rows only; what the others get is not counted."""
+        self.calls[_HVPS, rows] += 1
         return self.shard.g_yy(x, y, v)
 
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
-        self.jvp_calls += 1
+        self.calls[_JVPS] += 1
         return self.shard.g_xy(x, y, v)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 from dbo.algorithms import registry
+from dbo.algorithms.registry import algorithms
+from dbo.platform.components import check_defaults
 from dbo.platform.errors import InputError
 from dbo.tasks import problem
 
@@ -20,6 +22,7 @@ _loaded: dict[str, str] = {}      # module → digest of its source: a file that
 
 def load(plugins: tuple[str, ...]) -> None:
     """Imports each plugin once; what it registers can then be named in experiments."""
+    algorithms()       # built-ins first: a plugin that takes one of their names is the one to blame
     for number, plugin in enumerate(plugins):
         where = f"plugins.{number}"
         try:
@@ -27,10 +30,23 @@ def load(plugins: tuple[str, ...]) -> None:
                 _load_file(Path(plugin))
             else:
                 importlib.import_module(plugin)
+                _check(plugin)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+        except ImportError as error:
+            raise InputError(f"{where}: {plugin} cannot be imported: {_missing(Path(plugin), error)}") from error
         except (Exception, SystemExit) as error:
             raise InputError(f"{where}: {plugin} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _missing(plugin: Path, error: ImportError) -> str:
+    """Why an import failed. Files beside a plugin are no part of it: no run key and no job would have them."""
+    wanted = (error.name or "").partition(".")[0]
+    beside = [plugin.expanduser().with_name(name) for name in (f"{wanted}.py", wanted)] if wanted else []
+    told = f"{type(error).__name__}: {error}"
+    if plugin.suffix != ".py" or not ("relative import" in str(error) or any(path.exists() for path in beside)):
+        return told
+    return f"{told}; a plugin is one file, and one of several files is named as a module: plugins=[package.module]"
 
 
 def _load_file(path: Path) -> None:
@@ -47,10 +63,18 @@ def _load_file(path: Path) -> None:
     sys.modules[name] = module
     try:
         exec(compile(source, module.__file__, "exec"), module.__dict__)
+        _check(name)
     except BaseException:
         del sys.modules[name]
         raise
     _loaded[name] = digest
+
+
+def _check(module: str) -> None:
+    """What a plugin's algorithms can be told must be sound before anybody tells them anything."""
+    for found in algorithms().values():
+        if f"{found.round.__module__}.".startswith(f"{module}."):
+            check_defaults(f"algorithm {found.name!r}: {found.config.__name__}", found.config)
 
 
 def _module(path: Path) -> str:

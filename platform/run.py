@@ -21,8 +21,9 @@ from dbo.platform.errors import BlocksLost, InputError, RunError
 from dbo.platform.evaluation import evaluate, unwell
 from dbo.platform.experiment import Experiment
 from dbo.platform.files import write_atomically
+from dbo.platform.host import begun
 from dbo.platform.masking import masked, masked_in
-from dbo.platform.oracles import pooled
+from dbo.platform.oracles import Counted, pooled
 from dbo.platform.origin import origin
 from dbo.platform.records import Record, RunFolder, Target, history, read_metrics, read_run
 from dbo.platform.storage import Storage, is_url
@@ -208,6 +209,7 @@ class _Run:
         if notice := parts.engine.notice():
             self.watcher.noted(notice)
         try:
+            self._try(problem)
             engine: Engine = parts.engine.start(work)
         except InputError:
             raise                      # an earlier run in the folder, and its results, are as they were
@@ -225,6 +227,12 @@ class _Run:
             raise
         finally:
             engine.close()
+
+    def _try(self, problem: Problem) -> None:
+        """A stranger's state at the start, made here: processes that are started for it could not tell it as well."""
+        parts = self.experiment.parts
+        if not parts.algorithm.built_in and not getattr(parts.engine, "gpus_per_node", 0):
+            begun(parts.algorithm, Counted(problem.shard(range(min(2, problem.nodes)))), parts.config)
 
     def _missing(self, checkpoint: Checkpoint) -> str | None:
         """What the evaluations up to a checkpoint lack: going on without them would lose them for good."""
@@ -246,7 +254,7 @@ class _Run:
             self.folder.rewind(checkpoint.round)
         for ended in (self.folder.summary, self.folder.state):
             ended.unlink(missing_ok=True)
-        write_atomically(self.folder.experiment, yaml_text.dump(masked_in(self.experiment.resolved())))
+        write_atomically(self.folder.experiment, yaml_text.dump(masked_in(self.experiment.recorded())))
         self.folder.write_network(self.prepared.network.describe())
 
     def _carry(self, engine: Engine, problem: Problem, checkpoint: Checkpoint | None) -> Result:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dbo.platform import overrides as overriding
-from dbo.platform import yaml_text
+from dbo.platform import paths, yaml_text
 from dbo.platform.compare import DEFAULT_TARGET
 from dbo.platform.components import pick, tell
 from dbo.platform.errors import InputError
@@ -161,6 +161,9 @@ def read(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
     for section in ("experiment", "axes"):
         if not isinstance(data.get(section, {}), Mapping):
             raise InputError(f"{section}: {data[section]!r} is not allowed; must be a mapping")
+    data["experiment"] = paths.seen_from(file, data.get("experiment", {}))
+    if "axes" in data:
+        data["axes"] = {key: _seen_from(file, key, values) for key, values in data["axes"].items()}
     own, base = {}, {}
     for path, value in overriding.parse(overrides).items():
         first = pick("key", path.partition(".")[0], [*Sweep.model_fields, *Experiment.model_fields])
@@ -178,6 +181,16 @@ def read(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
             if path in sweep.axes:
                 raise InputError(f"{path}: is an axis of this sweep; axes.{path}=[…] changes its values")
     return sweep
+
+
+def _seen_from(file: Path, key: str, values: Any) -> Any:
+    """The values of an axis as the working directory sees them, where they are paths."""
+    first, _, last = str(key).partition(".")
+    if not isinstance(values, list) or first not in {"topology", "plugins", "data_dir"} or last not in {"", "file"}:
+        return values
+    if last:
+        return [paths.seen_from(file, {first: {last: value}})[first][last] for value in values]
+    return [paths.seen_from(file, {first: value})[first] for value in values]
 
 
 def pack(sweep: Sweep, folder: Path) -> None:

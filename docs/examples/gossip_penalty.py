@@ -3,8 +3,7 @@
     dbo run plugins=[docs/examples/gossip_penalty.py] algorithm.name=gossip_penalty task.name=quadratic rounds=500
 
 It ends near the solution for the penalty λ, at a distance proportional to `step` as always in gossip with constant
-steps; where all nodes hold the same data it ends exactly there.
-"""
+steps; where all nodes hold the same data it ends exactly there."""
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from dbo.algorithms.registry import algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:                   # what `algorithm:` may set: ranges are checked, meanings are shown by `dbo list`
+class Config:                   # what `algorithm:` may set: ranges are checked; `dbo list plugins=[…]` shows meanings
     lam: Annotated[float, Gt(0), Doc("penalty λ")] = 10.0
     step: Annotated[float, Gt(0), Doc("step size of x, y and z")] = 0.1
 
@@ -26,15 +25,16 @@ class State:                    # all that is remembered between rounds: arrays 
     x: Array
     y: Array                    # follows the minimiser of f / λ + g
     z: Array                    # follows the minimiser of g
-    direction: Array            # of x; the norm of its mean is reported
+    direction: Array            # of the next step of x; the norm of its mean is reported
 
 def init(shard: Shard, cfg: Config) -> State:
-    return State(x=shard.x0, y=shard.y0, z=shard.y0, direction=0 * shard.x0)
+    return State(x=shard.x0, y=shard.y0, z=shard.y0, direction=shard.f_x(shard.x0, shard.y0))
 
 @algorithm("gossip_penalty", config=Config, state=State, init=init, packets=lambda cfg: 1)
 async def gossip_penalty(st: State, shard: Shard, cfg: Config) -> State:
     """Gossip penalty: the simplest first-order bilevel method, one packet and no tracking."""
-    x, y, z = await mix(x=st.x, y=st.y, z=st.z)       # one packet with three channels; answers with Σ_j w_ij (·)_j
+    y = st.y - cfg.step * (shard.f_y(st.x, st.y) / cfg.lam + shard.g_y(st.x, st.y))
+    z = st.z - cfg.step * shard.g_y(st.x, st.z)
+    x, y, z = await mix(x=st.x - cfg.step * st.direction, y=y, z=z)    # one packet; answers with Σ_j w_ij (·)_j
     direction = shard.f_x(x, y) + cfg.lam * (shard.g_x(x, y) - shard.g_x(x, z))
-    y_new = y - cfg.step * (shard.f_y(x, y) / cfg.lam + shard.g_y(x, y))
-    return State(x=x - cfg.step * direction, y=y_new, z=z - cfg.step * shard.g_y(x, z), direction=direction)
+    return State(x=x, y=y, z=z, direction=direction)

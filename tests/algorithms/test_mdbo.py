@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dbo.algorithms import mdbo, vrdbo
-from dbo.algorithms.draws import Draws
+from dbo.algorithms.draws import Draws, draws
 from dbo.algorithms.neumann import hypergradient, sample_lengths, sampled_inverse, truncated_inverse
 
 Array = Any
@@ -123,15 +123,22 @@ def test_vrdbo_takes_the_same_draws_at_both_points(lab: Any) -> None:
     np.testing.assert_allclose(engine.hosts[0].state.u, before, rtol=0, atol=1e-7)
 
 
-def test_sampled_oracle_counts_vary(lab: Any) -> None:
-    """A sampled series costs as many Hessian-vector products as the longest row of the block, at most J − 1."""
-    engine = lab.engine("mdbo", lab.config("mdbo", neumann="sampled"), blocks=[[i] for i in range(6)])
-    costs = []
-    for round_ in range(1, 21):
-        before = engine.counters()["hvp_calls"]
-        engine.advance(round_)
-        costs.append(engine.counters()["hvp_calls"] - before)
-    assert min(costs) < max(costs) <= 9
+@pytest.mark.parametrize(("name", "twice"), [("mdbo", 1), ("vrdbo", 2)])
+@pytest.mark.parametrize("blocks", [[[0, 1, 2, 3, 4, 5]], [[i] for i in range(6)], [[3], [0, 1, 2], [4, 5]]], ids=len)
+def test_sampled_oracle_counts_are_the_drawn_ones(lab: Any, name: str, twice: int, blocks: list[list[int]]) -> None:
+    """J_i (VRDBO: at two points) per node and round, however nodes are packed; told is the node with the most."""
+    config = lab.config(name, neumann="sampled")
+    engine = lab.engine(name, config, blocks=blocks, rounds=20)
+    shard = lab.quadratic().shard(range(6))
+    drawn = np.zeros(6, dtype=np.int64)
+    for round_ in range(21):
+        times = twice if round_ else 1                     # the start has one point
+        drawn += times * sample_lengths(draws(shard, np.full((6, 1), round_)), config.neumann_terms)
+    assert len(set(drawn)) > 1
+    assert engine.counters()["hvp_calls"] == drawn.max()
+    assert engine.counters()["jvp_calls"] == 20 * twice + 1
+    counted = {i: int(n) for host in engine.hosts for i, n in zip(host.ids, host.shard.calls[1], strict=True)}
+    assert [counted[i] for i in range(6)] == drawn.tolist()
 
 
 def test_table_1_convention(lab: Any) -> None:

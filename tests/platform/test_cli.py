@@ -169,6 +169,8 @@ WRONG: list[tuple[str, list[str]]] = [
     ("run --out", ["--out"]),
     ("list nonsense", ["'nonsense'", "algorithms"]),
     ("list a b", ["b"]),
+    ("list plugins=[raises.py]", ["plugins.0", "raises.py", "ZeroDivisionError"]),
+    ("list rounds=3", ["'rounds'", "plugins"]),
 ]
 
 
@@ -211,7 +213,7 @@ def test_folder_of_another_experiment(dbo: Command, tiny_overrides: tuple[str, .
     assert dbo("run", *tiny_overrides, "rounds=1", "--out", "r", "--quiet").code == 0
     before = tree(tmp_path)
     for more in ([], ["--resume"]):
-        assert_refused(dbo("run", *tiny_overrides, "rounds=2", "--out", "r", *more), "--out", "r", "another experiment")
+        assert_refused(dbo("run", *tiny_overrides, "seed=1", "--out", "r", *more), "--out", "r", "another experiment")
         assert tree(tmp_path) == before
 
 
@@ -252,7 +254,7 @@ def test_folder_that_cannot_be_written(dbo: Command, tiny_overrides: tuple[str, 
 def test_comparison_checks_all_folders_first(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
     """If the second algorithm's folder is taken, the first one is not started."""
     keys = [word for word in tiny_overrides if not word.startswith("algorithm")]
-    assert dbo("run", *keys, "algorithm.name=f2ba", "rounds=1", "--out", "c/f2ba", "--quiet").code == 0
+    assert dbo("run", *keys, "algorithm.name=f2ba", "seed=1", "--out", "c/f2ba", "--quiet").code == 0
     before = tree(tmp_path)
     done = dbo("compare", *keys, "--algorithms", "d_soba,f2ba", "--out", "c", "--quiet")
     assert_refused(done, "--out", "c/f2ba", "another experiment")

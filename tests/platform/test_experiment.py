@@ -96,7 +96,7 @@ def test_resolved_experiments_resolve_to_themselves(task: str, data: str | None)
     """Every task x data set x algorithm x topology x partition: what is resolved stays as it is, also through YAML."""
     sections = {"name": task} | ({"dataset": data} if data else {})
     for algorithm, topology, partition in itertools.product(algorithms(), TOPOLOGIES, PARTITIONS):
-        graph = {"name": topology} | ({"file": "a file"} if topology == "edges" else {})
+        graph = {"name": topology} | ({"file": "/a file"} if topology == "edges" else {})
         made = Experiment(
             task=sections, algorithm={"name": algorithm}, topology=graph, partition={"name": partition}
         )
@@ -475,3 +475,14 @@ def test_run_key_changes_with_the_edges(tiny: Tiny, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         keys.append(tiny(topology={"name": "edges", "file": str(tmp_path / name)}).run_key)
     assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize("given", [{"eta": 0.5}, {"eta": 0.5, "alpha_y": 0.1}, {"eta": 0.5, "alpha_x": 2.0}])
+def test_a_preset_s_part_in_an_error_is_told(given: dict[str, Any]) -> None:
+    """A value that nobody gave is not blamed on the user: the line says which come from the preset."""
+    alpha = presets.lookup("mdbo", "quadratic", None)["alpha_x"]
+    with pytest.raises(InputError, match=r"algorithm: alpha_x.* must be below 1") as error:
+        Experiment(task={"name": "quadratic"}, algorithm={"name": "mdbo", **given})
+    said = f"; alpha_x = {alpha} comes from the preset for quadratic, give it too"
+    assert str(error.value).endswith(said) == ("alpha_x" not in given)
+    assert ("preset" in str(error.value)) == ("alpha_x" not in given)

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dbo.algorithms import registry
 from dbo.algorithms.registry import algorithms
+from dbo.platform import yaml_text
+from dbo.platform.compare import plan as compare_plan
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
 from dbo.platform.local import LocalEngine
-from dbo.platform.records import CLOCKS, read_metrics
+from dbo.platform.records import CLOCKS, read_metrics, read_run
 from dbo.platform.run import Result, prepare, run
+from dbo.platform.submit import experiment_job
+from dbo.sweeps import plan
 
 Tiny = Callable[..., Experiment]
 Command = Callable[..., Any]
@@ -74,6 +79,33 @@ def test_example_runs_from_the_command_line(dbo_process: Command, tmp_path: Path
     assert done.code == 0, done.err
     assert "gossip_penalty finished" in done.out
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["algorithm"] == "gossip_penalty"
+
+
+def test_example_runs_outside_the_repository(dbo_process: Command, tmp_path: Path) -> None:
+    """The student's path: an empty folder, a copy of the file, and the same numbers as in the repository."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "gossip_penalty.py").write_bytes(EXAMPLE.read_bytes())
+    keys = ("nodes=4", "rounds=6", "dtype=float64", "task={name: quadratic, dim_x: 4, dim_y: 8}", "algorithm.step=0.1",
+            "algorithm.name=gossip_penalty", "engine.name=local", "tracking.uri=off", "--out", "r")
+    done = dbo_process("run", "plugins=[gossip_penalty.py]", *keys, cwd=tmp_path / "empty")
+    assert done.code == 0, done.err
+    there, here = read_run(tmp_path / "empty" / "r"), run(example(tracking={"uri": "off"}), tmp_path / "here")
+    assert there.summary["status"] == "finished"
+    assert there.summary["run_key"] == here.experiment.run_key
+    for name in ("x", "y", "z"):
+        np.testing.assert_array_equal(there.state[name], here.state[name])
+    assert {path.name for path in (tmp_path / "empty").iterdir()} == {"gossip_penalty.py", "r"}
+
+
+def test_example_shows_the_direction_of_its_next_step() -> None:
+    """mean(x) moves by −step · mean(direction), as tests over the registry ask of a built-in."""
+    experiment = example(step=0.2)
+    made, parts = prepare(experiment), experiment.parts
+    engine = LocalEngine(parts.algorithm, parts.config, made.problem, made.network, [range(4)])
+    for round_ in range(1, 5):
+        x, direction = engine.hosts[0].rows("x").mean(0), engine.hosts[0].rows("direction").mean(0)
+        engine.advance(round_)
+        np.testing.assert_allclose(engine.hosts[0].rows("x").mean(0), x - 0.2 * direction, rtol=0, atol=1e-13)
 
 
 def settled(folder: Path, step: float, heterogeneity: float, rounds: int) -> dict[str, Any]:
@@ -231,3 +263,246 @@ def test_traceback_names_the_student_s_line(dbo: Command, tiny_overrides: tuple[
     assert file in done.err
     assert "NameError: name 'undefined_name' is not defined" in done.err
     assert "undefined_name, st.y" in done.err
+
+
+# ---- what is wrong with a plugin is told in one line -----------------------------------------------------------------
+
+NOTHING = "return State(shard.x0, shard.y0, shard.x0)"
+PACKETS = "packets=lambda cfg: 1"
+STEP = "step: float = 0.1"
+# what of MINE is replaced by what, and what the line says
+WRONG: dict[str, tuple[str, str, list[str]]] = {
+    "name is a path": ('"mine"', '"../escaped"', ["plugins.0", "'../escaped'", "a-z, 0-9 and _"]),
+    "name is a number": ('"mine"', "3", ["plugins.0", "algorithm 3", "a-z, 0-9 and _"]),
+    "name in capitals": ('"mine"', '"Mine"', ["'Mine'", "a-z, 0-9 and _"]),
+    "name is long": ('"mine"', '"m" * 300', ["'mmm", "at most 64"]),
+    "config is no dataclass": (
+        "@dataclass(frozen=True, kw_only=True)", "", ["algorithm 'mine'", "config Config", "must be a dataclass"]),
+    "config is no class": ("config=Config", "config={'step': 1}", ["algorithm 'mine'", "config", "a dataclass"]),
+    "state is no dataclass": ("@dataclass(frozen=True)\n", "", ["algorithm 'mine'", "state State", "a dataclass"]),
+    "state lacks a field": ("    direction: Any\n", "", ["algorithm 'mine'", "direction"]),
+    "field without a type": (STEP, "step = 0.1", ["algorithm 'mine'", "config.step has no type", "step: float"]),
+    "default of another type": (STEP, "step: float = 'ten'", ["algorithm 'mine'", "Config.step", "'ten'", "a number"]),
+    "default out of range": (
+        STEP, "step: __import__('typing').Annotated[float, __import__('annotated_types').Gt(0)] = -1.0",
+        ["algorithm 'mine'", "Config.step", "-1.0", "> 0", "default"]),
+    "default is no number": (STEP, "step: float = float('nan')", ["algorithm 'mine'", "Config.step", "nan", "finite"]),
+    "unknown type": (STEP, "step: 'flaot' = 1.0", ["algorithm 'mine'", "Config", "'flaot'"]),
+    "packets is a number": (PACKETS, "packets=1", ["algorithm 'mine'", "packets", "lambda cfg: 1"]),
+    "packets gives a text": (PACKETS, "packets=lambda cfg: '1'", ["algorithm 'mine'", "packets", "'1'", "number"]),
+    "packets gives a truth": (PACKETS, "packets=lambda cfg: True", ["algorithm 'mine'", "packets", "True"]),
+    "packets gives less than none": (PACKETS, "packets=lambda cfg: -1", ["algorithm 'mine'", "packets", "-1", "≥ 0"]),
+    "packets misspells a field": (PACKETS, "packets=lambda cfg: cfg.stepz", ["algorithm 'mine'", "packets", "'stepz'"]),
+    "packets takes nothing": (PACKETS, "packets=lambda: 1", ["algorithm 'mine'", "packets", "takes 0"]),
+    "init gives nothing": (NOTHING, "pass", ["algorithm 'mine'", "init gives None", "must be a State"]),
+    "init gives a scalar": (NOTHING, "return State(shard.x0, shard.y0, 0.0)", ["'mine'", "a float", "state.direction"]),
+    "init gives a list": (NOTHING, "return State(shard.x0, [0] * 4, shard.x0)", ["'mine'", "a list", "state.y"]),
+    "init leaves out": (NOTHING, "return State(None, shard.y0, shard.x0)", ["'mine'", "None", "state.x", "an array"]),
+    "direction as wide as y": (
+        NOTHING, "return State(shard.x0, shard.y0, shard.y0)", ["'mine'", "state.direction", "(2, 8)", "(2, 4)"]),
+    "y as wide as x": (NOTHING, "return State(shard.x0, shard.x0, shard.x0)", ["'mine'", "state.y", "(2, 4)", "dim_y"]),
+    "a row is missing": (NOTHING, "return State(shard.x0[:1], shard.y0, shard.x0)", ["'mine'", "state.x", "(1, 4)"]),
+    "x is one row": (NOTHING, "return State(shard.x0[0], shard.y0, shard.x0)", ["'mine'", "state.x", "(4,)"]),
+    "a file beside it": ("from typing", "import beside\nfrom typing", ["'beside'", "plugins=[package.module]"]),
+    "a file beside it, relatively": ("from typing", "from .beside import a\nfrom typing", ["plugins=[package.module]"]),
+    "a package that is not there": ("from typing", "import no_such\nfrom typing", ["ModuleNotFoundError", "no_such'"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_plugin_is_told_in_one_line(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, case: str
+) -> None:
+    """Exit 2 and one line that says which algorithm and what of it, before anything is written."""
+    old, new, parts = WRONG[case]
+    file = Path(mine(tmp_path))
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    (tmp_path / "beside.py").write_text("a = 1\n")
+    chosen = (f"plugins=[{file}]", "algorithm={name: mine}")
+    done = dbo("run", *tiny_overrides, *chosen, "--out", tmp_path / "r", "--quiet")
+    assert done.code == 2, done.err
+    assert done.err.count("\n") == 1
+    for part in parts:
+        assert part in done.err
+    assert ("package.module" in done.err) == ("plugins=[package.module]" in parts)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("mix(x=st.x)", "mix(x=list(st.x))", "mine: mix(x=…) got a list; must be an array with a row per node"),
+        ("mix(x=st.x)", "mix(x=0.0)", "mine: mix(x=…) got a float; must be an array with a row per node"),
+        ("mix(x=st.x)", "mix(x=st.x.sum())", "mine: mix(x=…) got a float64; must be an array with a row per node"),
+        ("st.y, st.direction)", "st.y, None)", "mine: state.direction is None after the round; must be an array"),
+        ("st.y, st.direction)", "st.y, [0])", "mine: state.direction is a list after the round; must be an array"),
+        ("async def mine", "def mine", "mine: its round gives a list; must be an `async def`"),
+    ],
+)
+def test_wrong_round_is_told_in_one_line(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    """What shows only in a round ends the run as failed, and is told in one line that names the algorithm."""
+    file = Path(mine(tmp_path))
+    text = file.read_text()
+    assert old in text
+    text = text.replace(old, new)
+    if "async def" not in text:
+        text = text[: text.index("    x, = await")] + "    return [1]\n"
+    file.write_text(text)
+    chosen = (f"plugins=[{file}]", "algorithm={name: mine}")
+    done = dbo("run", *tiny_overrides, *chosen, "--out", tmp_path / "r", "--quiet")
+    assert (done.code, done.err) == (1, f"dbo: {said}\n")
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_wrong_plugin_is_refused_each_time(tiny: Tiny, tmp_path: Path) -> None:
+    """In a notebook: running the cell again does not get past the line."""
+    file = Path(mine(tmp_path))
+    file.write_text(file.read_text().replace(STEP, "step: float = 'ten'"))
+    for _ in range(2):
+        with pytest.raises(InputError, match="'ten' is not allowed; must be a number"):
+            tiny(plugins=[str(file)], algorithm={"name": "mine"})
+
+
+def test_name_cannot_lead_out_of_the_folder(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """A comparison makes a folder per algorithm: no name of one leads out of --out."""
+    file = Path(mine(tmp_path))
+    file.write_text(file.read_text().replace('"mine"', '"../escaped"'))
+    keys = [key for key in tiny_overrides if not key.startswith("algorithm")]
+    names = ("--algorithms", "../escaped")
+    done = dbo("compare", *keys, f"plugins=[{file}]", *names, "--out", tmp_path / "cmp" / "inner")
+    assert done.code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+# ---- dbo list --------------------------------------------------------------------------------------------------------
+
+
+def test_plugin_is_listed(dbo: Command) -> None:
+    """`dbo list plugins=[…]` shows the plugin's algorithms beside the others; with a name, that one."""
+    everything = dbo("list", f"plugins=[{EXAMPLE}]")
+    assert everything.code == 0, everything.err
+    assert "gossip_penalty" in everything.out
+    assert "c2dfb" in everything.out
+    one = dbo("list", "gossip_penalty", f"plugins=[{EXAMPLE}]")
+    assert "penalty λ" in one.out
+    assert "float > 0" in one.out
+    assert "c2dfb" not in one.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["plugins=[missing.py]"], ["plugins.0", "missing.py", "No such file"]),
+        (["plugins=mine.py"], ["plugins", "'mine.py'", "a list"]),
+        (["plugin=[mine.py]"], ["'plugin'", "did you mean 'plugins'"]),
+        (["rounds=3"], ["'rounds'", "plugins"]),
+        (["gossip_penalty"], ["'gossip_penalty'", "allowed"]),
+        (["tasks", "engines"], ["'engines'", "one kind or name"]),
+    ],
+)
+def test_wrong_list_is_told(dbo: Command, arguments: list[str], parts: list[str]) -> None:
+    """Exit 2, one line."""
+    done = dbo("list", *arguments)
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    for part in parts:
+        assert part in done.err
+
+
+# ---- where a plugin lies ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_can_be_repeated_from_anywhere(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path is written in full into experiment.yaml, which is enough to repeat and to resume the run."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    mine(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    first = dbo("run", *tiny_overrides, "plugins=[mine.py]", "algorithm={name: mine}", "--out", "r", "--quiet")
+    assert first.code == 0, first.err
+    file = tmp_path / "here" / "r" / "experiment.yaml"
+    assert yaml_text.read(file)["plugins"] == [str(tmp_path / "here" / "mine.py")]
+    monkeypatch.chdir(tmp_path / "there")
+    again = dbo("run", file, "--out", "again", "--quiet")
+    assert again.code == 0, again.err
+    for ended in ("summary.json", "state.safetensors"):
+        (file.parent / ended).unlink()
+    resumed = dbo("run", file, "--out", file.parent, "--resume", "--quiet")
+    assert resumed.code == 0, resumed.err
+    assert read_run(tmp_path / "there" / "again").summary["run_key"] == read_run(file.parent).summary["run_key"]
+
+
+def test_a_moved_plugin_is_the_same_one(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A job has its files in another place each time: an unfinished run goes on with the same plugin from there."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    keys = (*tiny_overrides, "algorithm={name: mine}", "--out", tmp_path / "r", "--quiet")
+    assert dbo("run", f"plugins=[{mine(tmp_path / 'one')}]", *keys).code == 0
+    (tmp_path / "r" / "summary.json").unlink()
+    (tmp_path / "one" / "mine.py").rename(tmp_path / "two" / "mine.py")
+    registry._registry.pop("mine")          # another process
+    resumed = dbo("run", f"plugins=[{tmp_path / 'two' / 'mine.py'}]", *keys, "--resume")
+    assert resumed.code == 0, resumed.err
+    assert len([e for e in (tmp_path / "r" / "events.jsonl").read_text().splitlines() if '"started"' in e]) == 2
+
+
+def test_a_job_takes_the_plugin_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dbo submit`: the file travels, its experiment finds it beside itself, and the run's key is the same there."""
+    for name in ("sheets", "job"):
+        (tmp_path / name).mkdir()
+    mine(tmp_path / "sheets")
+    text = "plugins: [mine.py]\nalgorithm: {name: mine}\ntask: {name: quadratic}\n"
+    (tmp_path / "sheets" / "e.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    job = experiment_job(Experiment.read("sheets/e.yaml"))
+    job.pack(tmp_path / "job")
+    registry._registry.pop("mine")          # another machine
+    monkeypatch.chdir(tmp_path / "job")
+    there = Experiment.read("experiment.yaml")
+    assert there.resolved()["plugins"] == ["mine.py"]       # for actors too, who may have it elsewhere again
+    assert there.run_key == job.key
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an experiment, a comparison and a sweep; on the command line they are relative to the working directory."""
+    sheets = tmp_path / "sheets"
+    sheets.mkdir()
+    mine(sheets)
+    (sheets / "edges.txt").write_text("0 1\n1 2\n")
+    (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 0\n")
+    body = "plugins: [mine.py]\ntopology: {name: edges, file: edges.txt}\nnodes: 3\ntask: {name: quadratic}\n"
+    (sheets / "run.yaml").write_text(f"{body}data_dir: data\nalgorithm: {{name: mine}}\n")
+    (sheets / "compare.yaml").write_text(f"{body}algorithms: {{mine: {{}}}}\n")
+    (sheets / "sweep.yaml").write_text(
+        "experiment: {plugins: [mine.py], algorithm: {name: mine}, data_dir: /data}\n"
+        "axes: {topology.file: [edges.txt], topology: [{name: edges, file: edges.txt}], algorithm.step: [1.0]}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    made = Experiment.read("sheets/run.yaml")
+    key = made.run_key
+    assert made.plugins == ("sheets/mine.py",)
+    assert made.topology["file"] == "sheets/edges.txt"
+    assert made.data_dir == "sheets/data"
+    assert made.recorded()["data_dir"] == str(sheets / "data")
+    for place in ("~/data", "/data", "s3://me:secret@host/x"):
+        found = Experiment.read("sheets/run.yaml", [f"data_dir={place}"])
+        assert found.data_dir == found.recorded()["data_dir"] == place
+    assert Experiment.read("sheets/run.yaml", ["topology.file=edges.txt"]).topology["file"] == "edges.txt"
+    (compared,), _ = compare_plan("sheets/compare.yaml", [], [], None)
+    assert compared.plugins == ("sheets/mine.py",)
+    swept = plan.read("sheets/sweep.yaml")
+    assert swept.experiment["plugins"] == ["sheets/mine.py"]
+    assert swept.experiment["data_dir"] == "/data"
+    assert swept.axes["topology.file"] == ["sheets/edges.txt"]
+    assert swept.axes["topology"] == [{"name": "edges", "file": "sheets/edges.txt"}]
+    monkeypatch.chdir(sheets)
+    assert Experiment.read("run.yaml").plugins == ("mine.py",)
+    assert Experiment.read("run.yaml").run_key == key
