@@ -113,7 +113,7 @@ def _loadable(folder: Path, key: str) -> bool:
 @contextmanager
 def _in_place() -> Iterator[None]:
     def save(self: Checkpoints, round_: int, blocks: Any, run: Any) -> None:
-        place = self._place(round_)
+        place = self.place(round_)
         place.mkdir(parents=True, exist_ok=True)
         with builtins.open(place / "manifest.json", "w") as file:
             file.write('{"format": 2}')

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,8 @@ def _setting(run: Run) -> Setting:
     parts = {key: run.experiment.get(key) for key in ("task", "topology", "partition")}
     named = {key: dict(value) if isinstance(value, dict) else {} for key, value in parts.items()}
     task = " · ".join(str(named["task"][key]) for key in ("name", "dataset") if key in named["task"])
+    if "file" in named["topology"]:          # wherever it lies: a job has it in another place each time
+        named["topology"]["file"] = Path(str(named["topology"]["file"])).name
     nodes = run.experiment.get("nodes", 0)
     return Setting(
         task, nodes if isinstance(nodes, int) else 0, _described(named["topology"]), _described(named["partition"]),

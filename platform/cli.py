@@ -41,9 +41,10 @@ def common(
 def run(
     arguments: Arguments = None,
     out: Out = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder, also to more rounds.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Go on in --out from the end of a shorter run.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run one experiment into a folder."""
@@ -60,10 +61,10 @@ def run(
 
     with following(local_folder(experiment, out), experiment.tracking.uri, experiment.tracking.experiment, warn):
         if quiet:
-            result = run_experiment(experiment, out, resume=resume)
+            result = run_experiment(experiment, out, resume=resume, start_from=start_from)
         else:
             with Bars(console) as bars:
-                result = run_experiment(experiment, out, resume=resume, watcher=bars)
+                result = run_experiment(experiment, out, resume=resume, start_from=start_from, watcher=bars)
             _show_run(result)
         try:
             with adding_to(out):

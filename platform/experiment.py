@@ -257,6 +257,6 @@ def _plain(value: Any) -> Any:
 
 def _digest(path: str) -> str:
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
     except OSError as error:
         raise InputError(f"topology.file: {path} cannot be read: {error.strerror}") from None

@@ -94,6 +94,14 @@ class RunFolder:
             file.unlink(missing_ok=True)
         self._sums = _sums(self.metrics, self.nodes)
 
+    def take_over(self, other: "RunFolder", checkpoint: Path, experiment: str) -> None:
+        """Another run's records and a checkpoint, for an experiment of which this is then an unfinished run."""
+        write_atomically(self.experiment, experiment)
+        for file in ("nodes", "metrics"):
+            shutil.copyfile(getattr(other, file), getattr(self, file))
+        shutil.copytree(checkpoint, self.checkpoints / checkpoint.name)
+        self._sums = _sums(self.metrics, self.nodes)
+
     def append(self, record: Record, nodes: Record | None = None) -> None:
         """One line, and one of the nodes, handed to the system at once: they survive the death of this process."""
         if nodes is not None:              # first: a line of metrics.jsonl says that the evaluation is complete

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dbo.platform import yaml_text
 from dbo.platform.checkpoints import Checkpoint, Checkpoints
-from dbo.platform.earlier import check_folder, key_in, status
+from dbo.platform.earlier import adopt, check_folder, other_data, status
 from dbo.platform.engine import Engine, Work
 from dbo.platform.errors import BlocksLost, InputError, RunError
 from dbo.platform.evaluation import evaluate, unwell
@@ -109,13 +109,14 @@ def run(
     out: str | Path | None = None,
     *,
     resume: bool = False,
+    start_from: str | Path | None = None,
     watcher: Watcher | None = None,
     prepared: Prepared | None = None,
 ) -> Result:
     """Runs the experiment into a folder and answers with what came out.
 
-    `resume` goes on from the newest checkpoint in the folder; the rest of the run is then the same to the last bit. It
-    also lengthens the folder's run, if that is the same experiment with fewer rounds.
+    `resume` goes on from the newest checkpoint in the folder; the rest of the run is then the same to the last bit.
+    `start_from` is the folder of a run of the same experiment with fewer rounds, from whose end this one goes on.
     """
     prepared = prepared or prepare(experiment)
     storage = Storage(str(out)) if out is not None and is_url(out) else None
@@ -124,16 +125,18 @@ def run(
     try:
         if storage:
             storage.pull()
-        check_folder(folder, experiment, resume, lengthen=resume)
-        longer = folder.holds_run() and key_in(folder, experiment) != experiment.run_key
-        if resume and not longer and status(folder) == "finished":
+        resume = resume or start_from is not None
+        check_folder(folder, experiment, resume)
+        if start_from is not None and not folder.holds_run():
+            adopt(start_from, folder, experiment, _data(prepared))
+        if resume and status(folder) == "finished":
             recorded = _recorded(folder, experiment)
             if dict(recorded.summary.get("problem") or {}).get("data_sha256") != _data(prepared):
-                raise _other_data(folder)
+                raise other_data(folder)
             (watcher or _Nobody()).noted(f"{experiment.algorithm['name']}: finished earlier, nothing to do")
             return recorded
         checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key)
-        return _Run(experiment, prepared, folder, checkpoints, watcher or _Nobody(), resume, longer).go()
+        return _Run(experiment, prepared, folder, checkpoints, watcher or _Nobody(), resume).go()
     finally:
         folder.release()
 
@@ -159,10 +162,6 @@ def _data(prepared: Prepared) -> str | None:
     return prepared.problem.describe().get("data_sha256")
 
 
-def _other_data(folder: RunFolder) -> InputError:
-    return InputError(f"data_dir: {folder.path} holds a run on other data; give the same data, or another --out")
-
-
 def _recorded(folder: RunFolder, experiment: Experiment) -> "Result":
     """A run that has finished earlier, as it lies in its folder."""
     found = read_run(folder.path)
@@ -177,7 +176,6 @@ class _Run:
     checkpoints: Checkpoints
     watcher: Watcher
     resume: bool
-    longer: bool                         # than the run in the folder, which is to be gone on with
     training: float = 0.0
     evaluating: float = 0.0
     records: list[Record] = field(default_factory=list)
@@ -194,14 +192,12 @@ class _Run:
         checkpoint = self.checkpoints.latest() if self.resume else None
         self.data = _data(self.prepared)
         if checkpoint is not None and checkpoint.run.get("data") != self.data:
-            raise _other_data(self.folder)
+            raise other_data(self.folder)
         if checkpoint is not None and (missing := self._missing(checkpoint)):
             self.checkpoints.refused.append(f"round {checkpoint.round}: {missing}")
             checkpoint = None
         for reason in self.checkpoints.refused:
             self.watcher.noted(f"passed over a checkpoint: {reason}")
-        if self.longer and checkpoint is None:      # what the folder holds is worth more than the wish
-            raise InputError(f"--resume: {self.folder.path} has no checkpoint to go on from; choose another folder")
         work = Work(
             parts.algorithm, parts.config, problem, graph, self.experiment.resolved(),
             blocks=checkpoint.run.get("blocks") if checkpoint else None,
@@ -252,8 +248,7 @@ class _Run:
             self.folder.clear()
         else:
             self.folder.rewind(checkpoint.round)
-        for ended in (self.folder.summary, self.folder.state):
-            ended.unlink(missing_ok=True)
+        self.folder.summary.unlink(missing_ok=True)
         write_atomically(self.folder.experiment, yaml_text.dump(masked_in(self.experiment.recorded())))
         self.folder.write_network(self.prepared.network.describe())
 

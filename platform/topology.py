@@ -117,7 +117,7 @@ class Edges:
 
     def graph(self, nodes: int, seed: int) -> Graph:
         try:
-            text = Path(self.file).read_text(encoding="utf-8")
+            text = Path(self.file).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise ValueError(f"topology.file: cannot read {self.file}: {reason}") from None

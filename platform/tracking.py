@@ -9,6 +9,7 @@ command that started it is killed, its input closes too: what was recorded is br
 import argparse
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -30,6 +31,7 @@ _ATTEMPTS = 3                   # that may fail in a row once the command has en
 _ALONE = 60.0                   # seconds without progress that a writer goes on for after its command was killed
 _LINGER = 20.0                  # seconds that processes of a killed command may hold on to their folders
 _SILENCE = 30.0                 # seconds without a word after which a command no longer waits for its writer
+_ERROR, _NOTICE = re.compile(r"\w(Error|Exception)\b"), re.compile(r"\b(WARNING|INFO)\b")
 
 Say = Callable[[str], None]
 
@@ -111,9 +113,10 @@ def _left(word: dict[str, Any], root: Path, store: str, complaints: IO[bytes]) -
 
 
 def complaint(text: str) -> str:
-    """The last line that names an error: libraries that try again write after it that, and when, they will."""
+    """The last line that names an error: libraries that try again write before it that they will, and after it when."""
     lines = [line.strip() for line in text.strip().splitlines()]
-    return next((line for line in reversed(lines) if "Error" in line), (lines or ["the writer gave no sign"])[-1])
+    named = (line for line in reversed(lines) if _ERROR.search(line) and not _NOTICE.search(line))
+    return next(named, (lines or ["the writer gave no sign"])[-1])
 
 
 def sync(folder: Path, uri: str | None, experiment: str | None, say: Say = print) -> None:

@@ -53,6 +53,7 @@ class Plan(_Strict):
     finalists: int = Field(ge=1)
     seeds: Seeds
     stretch: int = Field(ge=1)
+    apart: float = Field(gt=0, description="how far the second seed's score may be below the first's, in slacks")
     margin: float = Field(ge=1, description="factor on all steps under which values must hold too")
     elsewhere: tuple[dict[str, Any], ...] = Field(description="topologies on which they must hold with that factor too")
     retreat: tuple[float, ...] = Field(description="factors on steps and γ with which the best goes back if none holds")

@@ -94,12 +94,13 @@ def _holds_elsewhere(search: Search, trials: Trials, candidate: Candidate, value
 
 
 def _lasts(search: Search, candidate: Candidate) -> bool:
-    slack = search.about.slack
-    return candidate.first.holds(slack) and candidate.final.holds(slack)
+    first, final, slack = candidate.first, candidate.final, search.about.slack
+    alike = _score(final) >= _score(first) - search.plan.apart * slack
+    return first.holds(slack) and final.holds(slack) and alike
 
 
 def _steady(search: Search, trials: Trials, tried: list[Tried]) -> Iterator[Candidate]:
-    """From the highest score downwards, those that hold: for longer, on other seeds, and with larger steps."""
+    """From the highest score downwards, those that hold: for longer, on other seeds as well, and with larger steps."""
     for values, first in sorted(tried, key=lambda t: _score(t[1]), reverse=True):
         if (found := _confirmed(search, trials, values, first)) is not None:
             yield found
@@ -107,7 +108,7 @@ def _steady(search: Search, trials: Trials, tried: list[Tried]) -> Iterator[Cand
 
 def _confirmed(search: Search, trials: Trials, values: Values, first: Outcome) -> Candidate | None:
     slack = search.about.slack
-    if first.holds(slack) and (final := _again(search, trials, values)).holds(slack):
+    if first.holds(slack) and _lasts(search, Candidate(values, first, final := _again(search, trials, values))):
         bolder = trials.outcome(search, search.bolder(values), search.plan.seeds.margin, search.stretch)
         if bolder.holds(slack):
             return Candidate(values, first, final)

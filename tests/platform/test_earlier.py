@@ -1,17 +1,17 @@
-"""A run goes on to more rounds than its folder has: the same bits as in one go, and nothing is lost on the way."""
+"""What an earlier run left: a longer one goes on from it to the same bits as in one go, and nothing is lost."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
 from dbo.platform.local import LocalEngine
-from dbo.platform.records import CLOCKS, read_run
+from dbo.platform.records import CLOCKS, RunFolder, read_run
 from dbo.platform.run import run
 
 Tiny = Callable[..., Experiment]
@@ -41,28 +41,39 @@ def advanced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rounds
 
 
+def files(folder: Path) -> dict[Path, bytes]:
+    """All that a folder holds."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("eval_every", [1, 4])
 def test_a_longer_run_goes_on_from_a_shorter_one(
     tiny: Tiny, tmp_path: Path, eval_every: int, advanced: list[int]
 ) -> None:
-    """The same bits as the straight run; the end of the shorter one stays as one evaluation more."""
-    a, b = tmp_path / "a", tmp_path / "b"
+    """The same bits as the straight run, one evaluation more at the shorter one's end, which itself stays as it was."""
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     run(tiny(rounds=6, eval_every=eval_every), a)
-    longer = run(tiny(rounds=11, eval_every=eval_every), a, resume=True)
+    before = files(a)
+    longer = run(tiny(rounds=11, eval_every=eval_every), b, start_from=a)
     assert advanced == list(range(1, 12))                  # none twice
-    straight = run(tiny(rounds=11, eval_every=eval_every), b)
+    assert files(a) == before
+    straight = run(tiny(rounds=11, eval_every=eval_every), c)
     assert (longer.summary["rounds"], longer.summary["run_key"]) == (11, straight.summary["run_key"])
-    assert Experiment.read(a / "experiment.yaml").rounds == 11
-    assert set(metrics(a).index) == set(metrics(b).index) | {6}
-    pd.testing.assert_frame_equal(metrics(a).loc[metrics(b).index], metrics(b), check_exact=True)
-    assert_same_state(a, b)
+    assert Experiment.read(b / "experiment.yaml").rounds == 11
+    assert set(metrics(b).index) == set(metrics(c).index) | {6}
+    pd.testing.assert_frame_equal(metrics(b).loc[metrics(c).index], metrics(c), check_exact=True)
+    assert_same_state(b, c)
+    again = run(tiny(rounds=11, eval_every=eval_every), b, start_from=a)      # the same command: nothing to do
+    assert again.summary == longer.summary
 
 
-def test_death_while_a_run_is_lengthened(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its first new checkpoint: what goes on knows the shorter run's as its own."""
-    a, b = tmp_path / "a", tmp_path / "b"
+@pytest.mark.parametrize("repeated", ["resume", "start_from"])
+def test_death_on_the_way(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: str) -> None:
+    """Before the first new checkpoint: what goes on knows the shorter run's as its own."""
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     run(tiny(rounds=6, checkpoint_every=6), a)
-    run(tiny(rounds=11, checkpoint_every=6), b)
+    longer = tiny(rounds=11, checkpoint_every=6)
+    run(longer, c)
     with monkeypatch.context() as patch:
         advance = LocalEngine.advance
 
@@ -73,39 +84,22 @@ def test_death_while_a_run_is_lengthened(tiny: Tiny, tmp_path: Path, monkeypatch
 
         patch.setattr(LocalEngine, "advance", dying)
         with pytest.raises(KeyboardInterrupt):
-            run(tiny(rounds=11, checkpoint_every=6), a, resume=True)
-    assert not (a / "state.safetensors").exists()          # it would be that of an earlier round
-    with pytest.raises(InputError, match=r"rounds: .* 11 rounds of this experiment, not 6; choose another folder"):
-        run(tiny(rounds=6, checkpoint_every=6), a, resume=True)
-    run(tiny(rounds=11, checkpoint_every=6), a, resume=True)
-    pd.testing.assert_frame_equal(metrics(a), metrics(b), check_exact=True)
-    assert_same_state(a, b)
+            run(longer, b, start_from=a)
+    with pytest.raises(InputError, match="an unfinished run of this experiment; --resume goes on with it"):
+        run(longer, b)
+    if repeated == "resume":
+        run(longer, b, resume=True)
+    else:
+        run(longer, b, start_from=a)
+    pd.testing.assert_frame_equal(metrics(b), metrics(c), check_exact=True)
+    assert_same_state(b, c)
 
 
-def test_a_run_is_lengthened_only_if_asked_and_possible(tiny: Tiny, tmp_path: Path) -> None:
-    """Not without --resume, not if something else differs, not without a checkpoint; the folder stays as it was."""
-    folder = tmp_path / "a"
-    run(tiny(rounds=6), folder)
-    before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
-    with pytest.raises(InputError, match=r"rounds: .* 6 rounds of this experiment, not 9; --resume goes on with it"):
-        run(tiny(rounds=9), folder)
-    with pytest.raises(InputError, match=r"rounds: .* not 4; choose another folder"):
-        run(tiny(rounds=4), folder, resume=True)
-    with pytest.raises(InputError, match="the run of another experiment"):
-        run(tiny(rounds=9, seed=5), folder, resume=True)
-    assert before == {path: path.read_bytes() for path in before}
-    shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(InputError, match="has no checkpoint to go on from"):
-        run(tiny(rounds=9), folder, resume=True)
-    kept = {path: data for path, data in before.items() if "checkpoints" not in path.parts}
-    assert kept == {path: path.read_bytes() for path in kept}
-
-
-def test_a_run_that_broke_off_can_be_lengthened_too(
+def test_a_run_that_broke_off_will_do(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advanced: list[int]
 ) -> None:
-    """It need not have finished its own rounds."""
-    a, b = tmp_path / "a", tmp_path / "b"
+    """The shorter one need not have finished its own rounds."""
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     with monkeypatch.context() as patch:
         noting = LocalEngine.advance
 
@@ -117,8 +111,92 @@ def test_a_run_that_broke_off_can_be_lengthened_too(
         patch.setattr(LocalEngine, "advance", dying)
         with pytest.raises(KeyboardInterrupt):
             run(tiny(rounds=6, checkpoint_every=2), a)
-    run(tiny(rounds=9, checkpoint_every=2), a, resume=True)
+    run(tiny(rounds=9, checkpoint_every=2), b, start_from=a)
     assert advanced == list(range(1, 10))
-    run(tiny(rounds=9, checkpoint_every=2), b)
-    pd.testing.assert_frame_equal(metrics(a), metrics(b), check_exact=True)
-    assert np.array_equal(read_run(a).state["x"], read_run(b).state["x"])
+    run(tiny(rounds=9, checkpoint_every=2), c)
+    pd.testing.assert_frame_equal(metrics(b), metrics(c), check_exact=True)
+    assert_same_state(b, c)
+
+
+def test_what_cannot_be_gone_on_from(tiny: Tiny, tmp_path: Path) -> None:
+    """Each with its reason; nothing is written, and the shorter run stays as it was."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    run(tiny(rounds=6), a)
+    before = files(a)
+
+    def refused(told: str, start_from: str | Path = a, out: Path = b, **changes: Any) -> None:
+        with pytest.raises(InputError, match=told):
+            run(tiny(**{"rounds": 9, **changes}), out, start_from=start_from)
+
+    refused("--from: .* holds no run", start_from=tmp_path / "nowhere")
+    refused("--from: s3://b/r is not allowed; must be a folder", start_from="s3://b/r")
+    refused("--from: .* holds the run of another experiment; only rounds may differ", seed=5)
+    refused("rounds: 4 is not allowed; must be more than the 6", rounds=4)
+    refused("rounds: 6 is not allowed; must be more than the 6", rounds=6)
+    refused("rounds: .* holds 6 rounds of this experiment, not 9; choose another folder, with --from", out=a)
+    refused("rounds: .* holds 6 rounds of this experiment, not 4; choose another folder$", out=a, rounds=4)
+    assert files(a) == before
+    shutil.rmtree(a / "checkpoints")
+    refused("--from: .* has no checkpoint to go on from")
+    assert not b.exists()
+
+
+def test_a_run_in_use_is_left_alone(tiny: Tiny, tmp_path: Path) -> None:
+    """Its checkpoints come and go."""
+    a = tmp_path / "a"
+    run(tiny(rounds=6), a)
+    held = RunFolder(a)
+    held.acquire()
+    try:
+        with pytest.raises(InputError, match=r"--from: .* is in use by another run"):
+            run(tiny(rounds=9), tmp_path / "b", start_from=a)
+    finally:
+        held.release()
+
+
+def test_other_data_are_not_gone_on_with(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint knows the data that it was made on."""
+    run(tiny(rounds=6), tmp_path / "a")
+    monkeypatch.setattr("dbo.platform.run._data", lambda prepared: "another digest")
+    with pytest.raises(InputError, match=r"data_dir: .* holds a run on other data"):
+        run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_failure_before_the_first_evaluation_keeps_nobody_out(tiny: Tiny, tmp_path: Path) -> None:
+    """A plugin is mended and started again into the same folder, without a word about another experiment."""
+    plugin = tmp_path / "mine.py"
+    example = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gossip_penalty.py"
+    good = example.read_text(encoding="utf-8")
+    plugin.write_text(good.replace("-> State:\n    return State(x=shard.x0", "-> State:\n    return Stat(x=shard.x0"))
+
+    def made() -> Experiment:
+        return tiny(rounds=2, plugins=[str(plugin)], algorithm={"name": "gossip_penalty"})
+
+    with pytest.raises(NameError):
+        run(made(), tmp_path / "r")
+    assert (tmp_path / "r" / "summary.json").exists()
+    plugin.write_text(good)
+    assert run(made(), tmp_path / "r").status == "finished"
+
+
+def test_another_graph_of_the_same_name_is_another_experiment(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unfinished run on one edges file is not taken for one on another file that is called the same."""
+    ring, star = tmp_path / "a" / "edges.txt", tmp_path / "b" / "edges.txt"
+    for file, edges in ((ring, "0 1\n1 2\n2 3\n3 0\n"), (star, "0 1\n0 2\n0 3\n")):
+        file.parent.mkdir()
+        file.write_text(edges)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "advance", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(topology={"name": "edges", "file": str(ring)}), tmp_path / "r")
+    with pytest.raises(InputError, match="the run of another experiment"):
+        run(tiny(topology={"name": "edges", "file": str(star)}), tmp_path / "r", resume=True)
+    moved = ring.rename(tmp_path / "edges.txt")
+    assert run(tiny(topology={"name": "edges", "file": str(moved)}), tmp_path / "r", resume=True).status == "finished"
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

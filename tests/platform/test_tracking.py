@@ -301,6 +301,8 @@ def test_a_server_that_never_answers(
     ("WARNING mlflow: SQLAlchemy engine could not be created.\n(psycopg.OperationalError) connection failed\n"
      "(Background on this error at: https://sqlalche.me/e/21/e3q8)\nOperation will be retried in 25.5 seconds\n",
      "(psycopg.OperationalError) connection failed"),
+    ("WARNING urllib3: after NewConnectionError('refused')\nmlflow.exceptions.MlflowException: Permission denied",
+     "mlflow.exceptions.MlflowException: Permission denied"),
     ("out of words", "out of words"),
     ("", "the writer gave no sign"),
 ])

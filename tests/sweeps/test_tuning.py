@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,25 @@ def test_what_does_not_hold_is_not_chosen() -> None:
     low, high = PLAN.tasks["quadratic"].ranges["lower"]
     centre = max(step for step in fake.tried[:4] if step * PLAN.margin <= 0.3)
     assert all(abs(np.log(step / centre)) <= 0.41 * np.log(high / low) for step in fake.tried[4:6])
+
+
+@pytest.mark.parametrize(("lower", "passed_over"), [(1.0, False), (2.0, True)])
+def test_what_works_with_one_seed_only_is_not_chosen(lower: float, passed_over: bool) -> None:
+    """A second seed whose score is more than `apart` slacks (here 1.5) below the first's does not confirm it."""
+
+    class Lucky(Fake):
+        def outcome(
+            self, search: Search, values: dict[str, float], seed: int, stretch: int = 1, there: int = 0
+        ) -> Outcome:
+            told = super().outcome(search, values, seed, stretch, there)
+            luck = seed == PLAN.seeds.final and values["eta_in"] > 0.3
+            return replace(told, score=(told.score or 0.0) - lower * luck)
+
+    (search,) = searches(small(trials=16).model_copy(update={"retreat": ()}), ["f2ba"])
+    fake = Lucky(2.0)
+    chosen = found(search, fake).chosen.values["eta_in"]
+    assert chosen == fake.best(0.3 if passed_over else 2.0)
+    assert fake.best(0.3) < fake.best(2.0)
 
 
 @pytest.mark.parametrize("fading", [0.0, 10.0])
