@@ -7,6 +7,8 @@ that heterogeneity causes and that shrinks with the steps.
 
 Per round a node sends its three variables after the local step in 1 packet: d_x + 2 d_y values. Oracles: 3 partial
 gradients, 1 Hessian- and 1 Jacobian-vector product; first-order variant (D-SOBA-FO): 7 partial gradients.
+
+departs: full local batches, where the paper draws samples.
 """
 
 from dataclasses import dataclass

@@ -8,7 +8,8 @@ exactly; C²DFB on a single node with nothing compressed makes the same iterates
 Nothing is sent. Oracles per round: 3 K partial gradients in y and 3 in x.
 
 departs: a round starts with the step of x, for which the last round's direction is kept; the iterates are the paper's,
-except that the first step of x comes before the first inner loop.
+except that the first step of x comes before the first inner loop. departs: z starts each round where it ended; the
+authors' code starts it at y (`z_start: y`).
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,8 @@ heterogeneity, as MDBO is, but to another point. At constant steps it stops at a
 
 Per round a node sends x, y and the two averages in 1 packet: 2 d_x + 2 d_y values. Oracles: 3 partial gradients, J − 1
 Hessian- and 1 Jacobian-vector products.
+
+departs: full local batches and the whole truncated series, where the paper draws samples; vectors only, as said above.
 """
 
 from dataclasses import dataclass
