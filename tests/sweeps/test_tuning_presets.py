@@ -30,7 +30,7 @@ def shipped() -> dict[tuple[str, str], Found]:
 
 def test_every_algorithm_and_task_has_a_preset() -> None:
     """`dbo run algorithm.name=X` is sensible for every X on every task of the plan."""
-    assert {(name, task) for name in algorithms() for task in HERE} <= set(ENTRIES)
+    assert {(name, task) for name in algorithms() for task in PLAN.tasks} == set(ENTRIES)
 
 
 def test_shipped_presets_are_what_the_log_says(shipped: dict[tuple[str, str], Found]) -> None:
@@ -41,10 +41,17 @@ def test_shipped_presets_are_what_the_log_says(shipped: dict[tuple[str, str], Fo
 
 
 def test_shipped_presets_score_at_least_the_defaults(shipped: dict[tuple[str, str], Found]) -> None:
-    """In the recorded trials, a preset is never worse than leaving it out."""
+    """In the recorded trials, a preset is never worse than leaving it out, but where that breaks on another graph."""
+    memory = Trials(tuning.LOG, remember_only=True)
     for key, end in shipped.items():
         assert end.chosen.score is not None
-        assert end.plain.score is None or end.chosen.score >= end.plain.score, key
+        if end.plain.score is not None and end.plain.score > end.chosen.score:
+            slack, reached = end.search.about.slack, end.plain.final.score or 0.0
+            there = (
+                memory.outcome(end.search, end.plain.values, PLAN.seeds.final, end.search.stretch, graph)
+                for graph in range(1, len(PLAN.elsewhere) + 1)
+            )
+            assert any(not o.holds(slack) or (o.score or 0.0) < reached - slack for o in there), key
 
 
 def test_shipped_page_is_what_the_log_says(shipped: dict[tuple[str, str], Found]) -> None:
