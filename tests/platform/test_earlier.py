@@ -1,7 +1,8 @@
 """What an earlier run left: a longer one goes on from it to the same bits as in one go, and nothing is lost."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, in_round: int) -> Iterator[None]:
+    """The run ends in the middle of this round, as by a key."""
+    advance = LocalEngine.advance
+
+    def interrupted(self: LocalEngine, round_: int) -> None:
+        if round_ == in_round:
+            raise KeyboardInterrupt
+        advance(self, round_)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 @pytest.mark.parametrize("eval_every", [1, 4])
 def test_a_longer_run_goes_on_from_a_shorter_one(
     tiny: Tiny, tmp_path: Path, eval_every: int, advanced: list[int]
@@ -74,17 +91,8 @@ def test_death_on_the_way(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.Monkey
     run(tiny(rounds=6, checkpoint_every=6), a)
     longer = tiny(rounds=11, checkpoint_every=6)
     run(longer, c)
-    with monkeypatch.context() as patch:
-        advance = LocalEngine.advance
-
-        def dying(self: LocalEngine, round_: int) -> None:
-            if round_ == 8:
-                raise KeyboardInterrupt
-            advance(self, round_)
-
-        patch.setattr(LocalEngine, "advance", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run(longer, b, start_from=a)
+    with dying(monkeypatch, in_round=8):
+        run(longer, b, start_from=a)
     with pytest.raises(InputError, match="an unfinished run of this experiment; --resume goes on with it"):
         run(longer, b)
     if repeated == "resume":
@@ -100,17 +108,8 @@ def test_a_run_that_broke_off_will_do(
 ) -> None:
     """The shorter one need not have finished its own rounds."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    with monkeypatch.context() as patch:
-        noting = LocalEngine.advance
-
-        def dying(self: LocalEngine, round_: int) -> None:
-            if round_ == 5:
-                raise KeyboardInterrupt
-            noting(self, round_)
-
-        patch.setattr(LocalEngine, "advance", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run(tiny(rounds=6, checkpoint_every=2), a)
+    with dying(monkeypatch, in_round=5):
+        run(tiny(rounds=6, checkpoint_every=2), a)
     run(tiny(rounds=9, checkpoint_every=2), b, start_from=a)
     assert advanced == list(range(1, 10))
     run(tiny(rounds=9, checkpoint_every=2), c)
@@ -188,15 +187,9 @@ def test_another_graph_of_the_same_name_is_another_experiment(
     for file, edges in ((ring, "0 1\n1 2\n2 3\n3 0\n"), (star, "0 1\n0 2\n0 3\n")):
         file.parent.mkdir()
         file.write_text(edges)
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalEngine, "advance", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(tiny(topology={"name": "edges", "file": str(ring)}), tmp_path / "r")
+    with dying(monkeypatch, in_round=1):
+        run(tiny(topology={"name": "edges", "file": str(ring)}), tmp_path / "r")
     with pytest.raises(InputError, match="the run of another experiment"):
         run(tiny(topology={"name": "edges", "file": str(star)}), tmp_path / "r", resume=True)
     moved = ring.rename(tmp_path / "edges.txt")
     assert run(tiny(topology={"name": "edges", "file": str(moved)}), tmp_path / "r", resume=True).status == "finished"
-
-
-def interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
