@@ -27,8 +27,9 @@ def shortened(command: str) -> list[str]:
     """The command as it stands, with this interpreter's programs and fewer rounds."""
     words = [str(BIN / word.removeprefix(".venv/bin/")) if word.startswith(".venv/bin/") else word
              for word in shlex.split(command)]
-    from_a_file = ["rounds=2"] if any(word.endswith(".yaml") for word in words) else []
-    return [*(re.sub(r"^rounds=\d+$", "rounds=2", word) for word in words), *from_a_file]
+    rounds = "rounds=3" if "--from" in words else "rounds=2"           # more than the run that it goes on from
+    from_a_file = [rounds] if any(word.endswith(".yaml") for word in words) else []
+    return [*(re.sub(r"^rounds=\d+$", rounds, word) for word in words), *from_a_file]
 
 
 def run(words: list[str], cwd: Path) -> None:
