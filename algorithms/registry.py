@@ -78,7 +78,7 @@ def algorithm(
         if module.partition(".")[0] in {"algorithms", "tasks", "platform"}:
             raise ImportError(f"{name} was imported as {module}; import it as dbo.{module}")
         old = _registry.get(name)
-        # The same function of the same file again is a plugin that was edited in a running notebook.
+        # The same function of the same module again is a cell of a notebook that was run again.
         if old is not None and (old.round.__module__, _called(old.round)) != (module, _called(round_)):
             raise ValueError(f"algorithm {name!r} is registered twice")
         if not callable(packets):
@@ -110,7 +110,9 @@ def _misdescribed(what: str, kind: Any) -> str | None:
         for key, value in vars(base).items():
             plain = not key.startswith("_") and not callable(value) and not hasattr(value, "__get__")
             if plain and key not in get_annotations(base):
-                return f"{what}.{key} has no type, so that nobody could set it; write {key}: {type(value).__name__} = …"
+                kind_of = type(value).__name__
+                typed = f"{key}: {kind_of} = …" if what == "config" else f"{key}: Array"
+                return f"{what}.{key} has no type; write {typed}, or {key}: ClassVar[{kind_of}] = … for a constant"
     return None
 
 
@@ -123,6 +125,12 @@ def algorithms() -> Mapping[str, Algorithm]:
     for name in _BUILT_IN:
         import_module(f"dbo.algorithms.{name}")
     return {name: _registry[name] for name in _BUILT_IN} | _registry
+
+
+def forget(module: str) -> None:
+    """Drops what a module has registered: a plugin that was edited, or that turned out not to be sound."""
+    for name in [name for name, made in _registry.items() if made.round.__module__ == module]:
+        del _registry[name]
 
 
 def counter(shard: Shard) -> Array:

@@ -1,5 +1,7 @@
 """Runs put in order: settings (what all algorithms were given alike), variants of algorithms, and their seeds."""
 
+import json
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,9 +147,13 @@ def order(gathered: Gathered) -> Ordered:
         setting = settings_of[id(run)]
         keys = [key for key in varying[run.algorithm, setting.task] if key in flat[id(run)]]
         variant = ", ".join(f"{short(key)}={_value(flat[id(run)][key])}" for key in keys)
+        values = tuple(_sortable(flat[id(run)].get(key)) for key in keys)
         place = (setting, run.algorithm, variant)
+        if (there := found.get(place, {}).get(str(run.seed))) and _differs(run, there):
+            variant = ", ".join(filter(None, (variant, f"in {run.folder}")))
+            place, values = (setting, run.algorithm, variant), (*values, _sortable(variant))
         seeds = found.setdefault(place, {})
-        order_of[place] = tuple(_sortable(flat[id(run)].get(key)) for key in keys)
+        order_of[place] = values
         if str(run.seed) in seeds:
             repeated += 1
         else:
@@ -156,6 +162,11 @@ def order(gathered: Gathered) -> Ordered:
     places = sorted(found, key=lambda place: (settings.index(place[0]), rank(place[1]), order_of[place]))
     cells = tuple(Cell(*place, tuple(found[place].values())) for place in places)
     return Ordered(gathered, tuple(settings), cells, repeated)
+
+
+def _differs(run: Run, other: Run) -> bool:
+    """Whether what looks like one experiment was run with two versions of the code, a plugin's say."""
+    return None not in (run.key, other.key) and run.key != other.key
 
 
 def flatten(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -197,12 +208,18 @@ def _setting(run: Run) -> Setting:
     named = {key: dict(value) if isinstance(value, dict) else {} for key, value in parts.items()}
     task = " · ".join(str(named["task"][key]) for key in ("name", "dataset") if key in named["task"])
     if "file" in named["topology"]:          # wherever it lies: a job has it in another place each time
-        named["topology"]["file"] = Path(str(named["topology"]["file"])).name
+        named["topology"]["file"] = f"{Path(str(named['topology']['file'])).name}{_graph_mark(run)}"
     nodes = run.experiment.get("nodes", 0)
     return Setting(
         task, nodes if isinstance(nodes, int) else 0, _described(named["topology"]), _described(named["partition"]),
         run.target,
     )
+
+
+def _graph_mark(run: Run) -> str:
+    """Tells apart graphs whose files are called the same."""
+    edges = (run.network or {}).get("edges")
+    return f" ({zlib.crc32(json.dumps(edges).encode()):08x})" if edges else ""
 
 
 def _described(section: Mapping[str, Any]) -> str:

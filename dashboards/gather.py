@@ -75,6 +75,7 @@ class Run:
     network: dict[str, Any] | None
     incidents: tuple[Incident, ...]
     target: Target
+    key: str | None = None           # equal keys, equal results; None: it has not told it
     group: Group | None = field(default=None, compare=False)
 
     @property
@@ -190,7 +191,7 @@ def read(folder: Path, group: Group | None = None, target: Target | None = None)
     return Run(
         folder, experiment, status, error, records, columns, _nodes(files.nodes, len(records)), network,
         tuple(_incidents(files.events, status, error, records)),
-        target or (group.target if group else None) or DEFAULT_TARGET, group,
+        target or (group.target if group else None) or DEFAULT_TARGET, files.run_key(), group,
     )
 
 

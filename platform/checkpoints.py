@@ -52,7 +52,7 @@ class Checkpoints:
     def save(self, round_: int, blocks: Iterable[Iterable[Flat]], run: dict[str, Any]) -> None:
         """Durable when this returns; older ones than the last two are then removed. A block comes in parts."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        place = self.place(round_)
+        place = self.folder / f"round-{round_:08d}"
         aside = place.with_name(f".{place.name}.new")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
@@ -85,9 +85,9 @@ class Checkpoints:
                 self.refused.append(f"{place.name}: {error}")
         return None
 
-    def place(self, round_: int) -> Path:
-        """The folder of a round's checkpoint."""
-        return self.folder / f"round-{round_:08d}"
+    def exist(self) -> bool:
+        """Whether there is one, even if it is damaged."""
+        return any(self._places())
 
     def _places(self) -> Iterator[Path]:
         return iter(sorted(self.folder.glob("round-*"), reverse=True))

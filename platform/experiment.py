@@ -124,7 +124,7 @@ class Experiment(BaseModel):
         return paths.in_full(self.resolved())
 
     def to_yaml(self) -> str:
-        """As a file that `read` takes back unchanged."""
+        """As a file that `read` takes back from anywhere, its paths in full."""
         return yaml_text.dump(self.recorded())
 
     @cached_property
@@ -134,6 +134,10 @@ class Experiment(BaseModel):
         Where data lie, runs are tracked and processes sit does not matter.
         """
         return _hashed(self._decisive)
+
+    def key_with(self, rounds: int) -> str:
+        """The run key of the same experiment with another number of rounds."""
+        return _hashed({**self._decisive, "rounds": rounds})
 
     @cached_property
     def trajectory_key(self) -> str:
@@ -257,6 +261,6 @@ def _plain(value: Any) -> Any:
 
 def _digest(path: str) -> str:
     try:
-        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
+        return hashlib.sha256(paths.opened(path).read_bytes()).hexdigest()
     except OSError as error:
         raise InputError(f"topology.file: {path} cannot be read: {error.strerror}") from None

@@ -285,11 +285,19 @@ def begun(algorithm: Algorithm, shard: Shard, config: Any) -> Any:
     state = algorithm.init(shard, config)
     if not isinstance(state, algorithm.state):
         raise InputError(f"algorithm {algorithm.name!r}: init gives {_a(state)}; must be a {algorithm.state.__name__}")
-    for name, value in flatten(state).items():
+    flat = flatten(state)
+    for name, value in flat.items():
         _check_rows(algorithm, name, value, shard, None)
-    for name, dim in (("x", "dim_x"), ("y", "dim_y"), ("z", "dim_y"), ("direction", "dim_x")):
-        if name != "z" or hasattr(state, name):
-            _check_rows(algorithm, name, getattr(state, name), shard, dim)
+    for name, dim in (("x", "dim_x"), ("y", "dim_y"), ("direction", "dim_x")):
+        _check_rows(algorithm, name, getattr(state, name), shard, dim)
+    try:
+        rebuild(algorithm.state, flat)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"algorithm {algorithm.name!r}: {algorithm.state.__name__} cannot be put together again from its arrays, "
+            f"as going on with a run needs: {told}; every field must have a type that can be seen when it runs"
+        ) from error
     return state
 
 
@@ -301,7 +309,7 @@ def _check_rows(algorithm: Algorithm, name: str, value: Any, shard: Shard, dim: 
     width = tuple(shape[1:]) if dim is None else (getattr(shard, dim),)
     if tuple(shape) != (shard.nodes, *width):
         wanted = f"({shard.nodes}, …), rows first" if dim is None else f"(nodes, {dim}) = ({shard.nodes}, {width[0]})"
-        raise InputError(f"{about} state.{name} the shape {tuple(shape)}; must be {wanted}")
+        raise InputError(f"{about} state.{name} the shape {tuple(shape)} for {shard.nodes} nodes; must be {wanted}")
 
 
 def _a(value: Any) -> str:

@@ -20,10 +20,9 @@ def in_full(data: Mapping[str, Any]) -> dict[str, Any]:
     return _changed(data, lambda path: path if _fixed(path) else os.path.abspath(path))
 
 
-def names(data: Mapping[str, Any]) -> list[str]:
-    """What the files of an experiment are called, wherever they lie; data sets aside, which runs know by digest."""
-    topology = data.get("topology", {})
-    return [Path(path).name for path in [*data.get("plugins", []), *([topology["file"]] if "file" in topology else [])]]
+def opened(path: str | Path) -> Path:
+    """Where a path leads; a ~ of somebody who is not known here stays as it is, and is not found."""
+    return Path(os.path.expanduser(path))
 
 
 def _fixed(path: str) -> bool:

@@ -15,6 +15,7 @@ from dbo.algorithms import registry
 from dbo.algorithms.registry import algorithms
 from dbo.platform.components import check_defaults
 from dbo.platform.errors import InputError
+from dbo.platform.paths import opened
 from dbo.tasks import problem
 
 _loaded: dict[str, str] = {}      # module → digest of its source: a file that was edited meanwhile is run again
@@ -41,10 +42,11 @@ def load(plugins: tuple[str, ...]) -> None:
 
 def _missing(plugin: Path, error: ImportError) -> str:
     """Why an import failed. Files beside a plugin are no part of it: no run key and no job would have them."""
-    wanted = (error.name or "").partition(".")[0]
-    beside = [plugin.expanduser().with_name(name) for name in (f"{wanted}.py", wanted)] if wanted else []
-    told = f"{type(error).__name__}: {error}"
-    if plugin.suffix != ".py" or not ("relative import" in str(error) or any(path.exists() for path in beside)):
+    told, wanted = f"{type(error).__name__}: {error}", (error.name or "").partition(".")[0]
+    if plugin.suffix != ".py":
+        return told
+    beside = [opened(plugin).with_name(name) for name in (f"{wanted}.py", wanted)] if wanted else []
+    if "relative import" not in str(error) and not any(path.exists() for path in beside):
         return told
     return f"{told}; a plugin is one file, and one of several files is named as a module: plugins=[package.module]"
 
@@ -52,20 +54,23 @@ def _missing(plugin: Path, error: ImportError) -> str:
 def _load_file(path: Path) -> None:
     name = _module(path)
     try:
-        source = path.expanduser().read_bytes()
+        source = opened(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     digest = hashlib.sha256(source).hexdigest()
     if _loaded.get(name) == digest:
         return
     module = ModuleType(name)
-    module.__file__ = str(path.expanduser().resolve())
+    module.__file__ = str(opened(path).resolve())
     sys.modules[name] = module
+    registry.forget(name)              # what the file registered before it was edited
     try:
         exec(compile(source, module.__file__, "exec"), module.__dict__)
         _check(name)
     except BaseException:
         del sys.modules[name]
+        registry.forget(name)          # an algorithm that is not sound cannot be named
+        _loaded.pop(name, None)
         raise
     _loaded[name] = digest
 
@@ -78,7 +83,7 @@ def _check(module: str) -> None:
 
 
 def _module(path: Path) -> str:
-    return "dbo_plugin_" + hashlib.sha256(str(path.expanduser().resolve()).encode()).hexdigest()[:12]
+    return "dbo_plugin_" + hashlib.sha256(str(opened(path).resolve()).encode()).hexdigest()[:12]
 
 
 def digests(plugins: tuple[str, ...]) -> list[str]:
@@ -95,9 +100,11 @@ def built_in() -> str:
 
 
 def _digest(module: str) -> str:
+    """Of a module's file; of one in a package, of all files of that package, which it may import."""
+    package = sys.modules.get(module.partition(".")[0])
+    folders = [Path(folder) for folder in getattr(package, "__path__", ())]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     origin = getattr(sys.modules.get(module), "__file__", None)
-    if origin is None:
+    if not files and origin is None:
         raise InputError(f"plugins: the source of {module} cannot be found")
-    path = Path(origin)
-    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files or [Path(str(origin))])).hexdigest()

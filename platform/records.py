@@ -59,8 +59,25 @@ class RunFolder:
         self._open: dict[Path, IO[str]] = {}
         self._sums = _sums(self.metrics, self.nodes)
 
+    def __str__(self) -> str:
+        """Its place as the user has named it."""
+        return self._storage.url if self._storage else str(self.path)
+
     def holds_run(self) -> bool:
         return self.experiment.exists() or self.metrics.exists() or self.summary.exists()
+
+    def run_key(self) -> str | None:
+        """The key of the run that lies here, as it has told it itself: of the code and plugins that it was made with.
+
+        Never worked out anew from the experiment: that would run plugins of a folder that only lies here.
+        """
+        try:
+            if self.summary.exists():
+                return str(dict(json.loads(self.summary.read_bytes()))["run_key"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        told = [event["run_key"] for event in read_events(self.events) if "run_key" in event]
+        return str(told[-1]) if told else None
 
     def acquire(self) -> None:
         """Makes the folder and takes it for this process; the system lets go of it when the process ends in any way."""
@@ -94,13 +111,11 @@ class RunFolder:
             file.unlink(missing_ok=True)
         self._sums = _sums(self.metrics, self.nodes)
 
-    def take_over(self, other: "RunFolder", checkpoint: Path, experiment: str) -> None:
-        """Another run's records and a checkpoint, for an experiment of which this is then an unfinished run."""
-        write_atomically(self.experiment, experiment)
-        for file in ("nodes", "metrics"):
-            shutil.copyfile(getattr(other, file), getattr(self, file))
-        shutil.copytree(checkpoint, self.checkpoints / checkpoint.name)
-        self._sums = _sums(self.metrics, self.nodes)
+    def copy_records(self, other: "RunFolder") -> None:
+        """The evaluations of another run, in the place of its own."""
+        for file in ("nodes", "metrics"):          # in the order in which they are appended to
+            if getattr(other, file).exists():
+                shutil.copyfile(getattr(other, file), getattr(self, file))
 
     def append(self, record: Record, nodes: Record | None = None) -> None:
         """One line, and one of the nodes, handed to the system at once: they survive the death of this process."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dbo.platform import yaml_text
 from dbo.platform.checkpoints import Checkpoint, Checkpoints
-from dbo.platform.earlier import adopt, check_folder, other_data, status
+from dbo.platform.earlier import check_folder, lacks, other_data, shorter, status
 from dbo.platform.engine import Engine, Work
 from dbo.platform.errors import BlocksLost, InputError, RunError
 from dbo.platform.evaluation import evaluate, unwell
@@ -126,9 +126,7 @@ def run(
         if storage:
             storage.pull()
         resume = resume or start_from is not None
-        check_folder(folder, experiment, resume)
-        if start_from is not None and not folder.holds_run():
-            adopt(start_from, folder, experiment, _data(prepared))
+        check_folder(folder, experiment, resume, extends=storage is None)
         if resume and status(folder) == "finished":
             recorded = _recorded(folder, experiment)
             if dict(recorded.summary.get("problem") or {}).get("data_sha256") != _data(prepared):
@@ -136,7 +134,8 @@ def run(
             (watcher or _Nobody()).noted(f"{experiment.algorithm['name']}: finished earlier, nothing to do")
             return recorded
         checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key)
-        return _Run(experiment, prepared, folder, checkpoints, watcher or _Nobody(), resume).go()
+        source = shorter(start_from, experiment) if start_from is not None and not checkpoints.exist() else None
+        return _Run(experiment, prepared, folder, checkpoints, watcher or _Nobody(), resume, source).go()
     finally:
         folder.release()
 
@@ -176,6 +175,7 @@ class _Run:
     checkpoints: Checkpoints
     watcher: Watcher
     resume: bool
+    source: RunFolder | None = None      # a shorter run's, whose last checkpoint and records are taken over
     training: float = 0.0
     evaluating: float = 0.0
     records: list[Record] = field(default_factory=list)
@@ -189,15 +189,8 @@ class _Run:
         problem, graph = self.prepared.problem, self.prepared.network
         if parts.algorithm.single_machine:
             problem, graph = pooled(problem), single_node()
-        checkpoint = self.checkpoints.latest() if self.resume else None
         self.data = _data(self.prepared)
-        if checkpoint is not None and checkpoint.run.get("data") != self.data:
-            raise other_data(self.folder)
-        if checkpoint is not None and (missing := self._missing(checkpoint)):
-            self.checkpoints.refused.append(f"round {checkpoint.round}: {missing}")
-            checkpoint = None
-        for reason in self.checkpoints.refused:
-            self.watcher.noted(f"passed over a checkpoint: {reason}")
+        checkpoint = self._found() if self.resume else None
         work = Work(
             parts.algorithm, parts.config, problem, graph, self.experiment.resolved(),
             blocks=checkpoint.run.get("blocks") if checkpoint else None,
@@ -230,27 +223,39 @@ class _Run:
         if not parts.algorithm.built_in and not getattr(parts.engine, "gpus_per_node", 0):
             begun(parts.algorithm, Counted(problem.shard(range(min(2, problem.nodes)))), parts.config)
 
-    def _missing(self, checkpoint: Checkpoint) -> str | None:
-        """What the evaluations up to a checkpoint lack: going on without them would lose them for good."""
-        round_ = checkpoint.round
-        due = set(range(0, round_ + 1, self.experiment.eval_every))
-        if round_ == self.experiment.rounds:
-            due.add(round_)
-        if not due <= {record["round"] for record in read_metrics(self.folder.metrics)}:
-            return "metrics.jsonl lacks evaluations before it"
-        if checkpoint.run.get("records") != self.folder.digest_up_to(round_):
-            return "metrics.jsonl or nodes.jsonl is not what it was when it was taken"
-        return None
+    def _found(self) -> Checkpoint | None:
+        """The checkpoint to go on from: the newest here, or that of a shorter run, which must have one."""
+        folder, checkpoints = self.folder, self.checkpoints
+        if self.source is not None:
+            folder, checkpoints = self.source, Checkpoints(self.source.checkpoints, self.experiment.trajectory_key)
+        checkpoint, refused = checkpoints.latest(), checkpoints.refused
+        if checkpoint is not None and checkpoint.run.get("data") != self.data:
+            raise other_data(folder)
+        if checkpoint is not None and (missing := lacks(folder, checkpoint)):
+            refused.append(f"round {checkpoint.round}: {missing}")
+            checkpoint = None
+        if self.source is not None and checkpoint is None:
+            raise InputError(": ".join([f"--from: {folder} has no checkpoint to go on from", *refused[-1:]]))
+        for reason in refused:
+            self.watcher.noted(f"passed over a checkpoint: {reason}")
+        return checkpoint
 
     def _settle(self, checkpoint: Checkpoint | None) -> None:
         """The folder as a run needs it: without an earlier run that is not gone on with, or its claim to have ended."""
-        if checkpoint is None:
+        if checkpoint is None or self.source is not None:
             self.folder.clear()
-        else:
-            self.folder.rewind(checkpoint.round)
         self.folder.summary.unlink(missing_ok=True)
-        write_atomically(self.folder.experiment, yaml_text.dump(masked_in(self.experiment.recorded())))
         self.folder.write_network(self.prepared.network.describe())
+        if self.source is not None and checkpoint is not None:
+            self.folder.tell(
+                "continued", after_round=checkpoint.round, run_key=self.experiment.run_key, source=str(self.source)
+            )
+        write_atomically(self.folder.experiment, yaml_text.dump(masked_in(self.experiment.recorded())))
+        if self.source is not None and checkpoint is not None:
+            self.folder.copy_records(self.source)
+            self.checkpoints.save(checkpoint.round, ([block] for block in checkpoint.blocks), checkpoint.run)
+        if checkpoint is not None:
+            self.folder.rewind(checkpoint.round)
 
     def _carry(self, engine: Engine, problem: Problem, checkpoint: Checkpoint | None) -> Result:
         """To the end of the run, through as many losses of processes as are allowed."""

@@ -7,7 +7,6 @@ need of it. Whatever cannot carry a run (a disconnected graph, too few nodes for
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeAlias
 from zlib import crc32
 
@@ -19,6 +18,8 @@ from scipy.linalg import eigvalsh
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator, eigsh
 from typing_extensions import Doc
+
+from dbo.platform.paths import opened
 
 Graph: TypeAlias = "nx.Graph[int]"
 
@@ -117,7 +118,7 @@ class Edges:
 
     def graph(self, nodes: int, seed: int) -> Graph:
         try:
-            text = Path(self.file).expanduser().read_text(encoding="utf-8")
+            text = opened(self.file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise ValueError(f"topology.file: cannot read {self.file}: {reason}") from None

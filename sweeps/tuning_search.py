@@ -54,7 +54,7 @@ def tune(search: Search, trials: Trials) -> Iterator[Found | None]:
     best = _best(search, trials, tried)
     plain, *published = [Candidate(t[0], t[1], _again(search, trials, t[0])) for t in tried[: len(search.known)]]
     if _score(plain) > _score(best) and _lasts(search, plain) and _holds_elsewhere(search, trials, plain, plain.values):
-        best = plain          # without a margin: no preset is worse than none
+        best = plain          # without a margin: a preset is to be no worse than none
     if best is None:
         raise InputError(f"{search.algorithm} on {search.task}: no trial came through; widen its ranges")
     yield Found(search, best, plain, (published or [plain])[0] if search.published else None)
@@ -108,11 +108,13 @@ def _steady(search: Search, trials: Trials, tried: list[Tried]) -> Iterator[Cand
 
 def _confirmed(search: Search, trials: Trials, values: Values, first: Outcome) -> Candidate | None:
     slack = search.about.slack
-    if first.holds(slack) and _lasts(search, Candidate(values, first, final := _again(search, trials, values))):
-        bolder = trials.outcome(search, search.bolder(values), search.plan.seeds.margin, search.stretch)
-        if bolder.holds(slack):
-            return Candidate(values, first, final)
-    return None
+    if not first.holds(slack):          # before a long run is spent on it
+        return None
+    found = Candidate(values, first, _again(search, trials, values))
+    if not _lasts(search, found):
+        return None
+    bolder = trials.outcome(search, search.bolder(values), search.plan.seeds.margin, search.stretch)
+    return found if bolder.holds(slack) else None
 
 
 def _again(search: Search, trials: Trials, values: Values) -> Outcome:

@@ -5,6 +5,7 @@ Pixels are divided by 255, then shifted and scaled by the mean and the standard 
 """
 
 import gzip
+import os
 import shutil
 import tempfile
 import zlib
@@ -58,7 +59,7 @@ def normalised(part: Part) -> Part:
 
 def _images(data_dir: str | None) -> tuple[Part, Part]:
     """Training and test images as torchvision reads them: rows of 784 bytes."""
-    root = Path(data_dir).expanduser() if data_dir is not None else cache_home() / "torchvision"
+    root = Path(os.path.expanduser(data_dir)) if data_dir is not None else cache_home() / "torchvision"
     raw = root / "MNIST" / "raw"
     found = _sources(raw)
     if data_dir is not None and len(found) < len(_FILES):

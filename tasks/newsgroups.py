@@ -112,7 +112,7 @@ def _weighted(part: Part, weights: Array, unit_rows: bool) -> Part:
 
 def _messages(data_dir: str | None) -> tuple[Part, Part]:
     """The official training messages and the later ones, rows of unit length in float32."""
-    home = Path(data_dir).expanduser() / "scikit_learn_data" if data_dir is not None else _own_home()
+    home = Path(os.path.expanduser(data_dir)) / "scikit_learn_data" if data_dir is not None else _own_home()
     if data_dir is not None and not (home / _MESSAGES).is_file():
         raise ValueError(
             f"data_dir: {data_dir} has no scikit_learn_data/{_MESSAGES}; name a folder that has it, or leave data_dir "

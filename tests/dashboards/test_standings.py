@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dbo.algorithms import registry
+from dbo.algorithms.registry import algorithms
 from dbo.dashboards import standings
 from dbo.dashboards.cells import order
 from dbo.dashboards.charts_curves import POINTS, curves
@@ -12,7 +14,14 @@ from dbo.dashboards.charts_sensitivity import sensitivity
 from dbo.dashboards.estimates import band, estimate, rounded, show, thin
 from dbo.dashboards.gather import gather
 from dbo.dashboards.palette import look, shades
+from dbo.platform.experiment import Experiment
 from dbo.platform.records import Target, read_metrics
+from dbo.platform.run import run
+
+QUADRATIC = {
+    "nodes": 4, "rounds": 2, "engine": {"name": "local"}, "tracking": {"uri": "off"},
+    "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8},
+}
 
 
 def test_price_of_the_target_is_that_of_the_first_evaluation_beyond_it(made: Path) -> None:
@@ -132,3 +141,31 @@ def test_an_algorithm_has_one_look() -> None:
     assert len({(look(name).light, look(name).dash) for name in names}) == len(names)
     assert look("mine") == look("mine")
     assert len(set(shades(12))) == 12
+
+
+def test_graphs_of_the_same_file_name_are_two_settings(tmp_path: Path) -> None:
+    """Edges files are known by their edges, not by their names; the same graph elsewhere is the same setting."""
+    ring, star = "0 1\n1 2\n2 3\n3 0\n", "0 1\n0 2\n0 3\n"
+    for folder, edges in (("ring", ring), ("star", star), ("moved", ring)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "edges.txt").write_text(edges)
+        topology = {"name": "edges", "file": str(tmp_path / folder / "edges.txt")}
+        run(Experiment(**QUADRATIC, topology=topology), tmp_path / "runs" / folder)
+    ordered = order(gather([tmp_path / "runs"]))
+    assert (len(ordered.settings), len(ordered.runs), ordered.repeated) == (2, 2, 1)
+    assert all("edges.txt" in ordered.label(setting) for setting in ordered.settings)
+
+
+def test_two_versions_of_the_code_are_two_runs(tmp_path: Path) -> None:
+    """A student edits a plugin and runs it again: the experiment reads the same, its key does not."""
+    example = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gossip_penalty.py"
+    plugin = tmp_path / "mine.py"
+    keys = {**QUADRATIC, "plugins": [str(plugin)], "algorithm": {"name": "gossip_penalty"}}
+    for folder, factor in (("a", ""), ("again", ""), ("edited", "2 * ")):
+        text = example.read_text(encoding="utf-8").replace("st.x - cfg.step", f"st.x - {factor}cfg.step")
+        plugin.write_text(text)
+        run(Experiment(**keys), tmp_path / "runs" / folder)
+    registry.forget(algorithms()["gossip_penalty"].round.__module__)
+    ordered = order(gather([tmp_path / "runs"]))
+    assert [cell.variant for cell in ordered.cells] == ["", f"in {tmp_path / 'runs' / 'edited'}"]
+    assert ordered.repeated == 1

@@ -12,7 +12,7 @@ import pytest
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
 from dbo.platform.local import LocalEngine
-from dbo.platform.records import CLOCKS, RunFolder, read_run
+from dbo.platform.records import CLOCKS, RunFolder, read_events, read_run
 from dbo.platform.run import run
 
 Tiny = Callable[..., Experiment]
@@ -193,3 +193,148 @@ def test_another_graph_of_the_same_name_is_another_experiment(
         run(tiny(topology={"name": "edges", "file": str(star)}), tmp_path / "r", resume=True)
     moved = ring.rename(tmp_path / "edges.txt")
     assert run(tiny(topology={"name": "edges", "file": str(moved)}), tmp_path / "r", resume=True).status == "finished"
+
+
+def damage_a_line(folder: Path) -> None:
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join([lines[0], "{not json\n", *lines[2:]]))
+
+
+def change_a_number(folder: Path) -> None:
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(text.replace('"packets": ', '"packets": 1', 1))
+
+
+def flip_a_checkpoint(folder: Path) -> None:
+    for block in folder.glob("checkpoints/*/*.safetensors"):
+        data = block.read_bytes()
+        block.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (damage_a_line, r"a/metrics\.jsonl: line 2 is damaged"),
+        (change_a_number, r"--from: .*a has no checkpoint to go on from: round 6: metrics\.jsonl or nodes\.jsonl"),
+        (lambda folder: (folder / "nodes.jsonl").unlink(), "--from: .*a has no checkpoint to go on from: round 6"),
+        (lambda folder: (folder / "metrics.jsonl").unlink(), "--from: .*a has no checkpoint to go on from: round 6"),
+        (flip_a_checkpoint, "--from: .*a has no checkpoint to go on from: .*does not match its checksum"),
+    ],
+)
+def test_a_damaged_run_is_not_gone_on_from(
+    tiny: Tiny, tmp_path: Path, damage: Callable[[Path], None], told: str
+) -> None:
+    """The line names what is wrong there; nothing is written, and nothing is silently started from round 0."""
+    run(tiny(rounds=6), tmp_path / "a")
+    damage(tmp_path / "a")
+    with pytest.raises(InputError, match=told):
+        run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a")
+    assert not (tmp_path / "b").exists()
+
+
+def test_what_is_refused_at_the_start_leaves_nothing(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that cannot be reached, say: the shorter run has not been taken over yet."""
+    run(tiny(rounds=6), tmp_path / "a")
+    longer = tiny(rounds=9)
+
+    def refusing(work: Any) -> Any:
+        raise InputError("engine.address: nobody answers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(longer.parts.engine), "start", lambda self, work: refusing(work))
+        with pytest.raises(InputError, match="nobody answers"):
+            run(longer, tmp_path / "b", start_from=tmp_path / "a")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("cut", ["copy_records", "rewind"])
+def test_death_while_taking_over(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str, advanced: list[int]
+) -> None:
+    """The same command again takes over what is still missing, and no round is run twice."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    run(tiny(rounds=6), a)
+
+    def die(self: RunFolder, *_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, cut, die)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(rounds=9), b, start_from=a)
+    with pytest.raises(InputError, match="the run of another experiment"):
+        run(tiny(rounds=9, seed=3), b)
+    assert run(tiny(rounds=9), b, start_from=a).status == "finished"
+    assert advanced == list(range(1, 10))
+    told = [event for event in read_events(b / "events.jsonl") if event["kind"] == "continued"]
+    assert (told[-1]["source"], told[-1]["after_round"]) == (str(a), 6)
+
+
+def test_a_start_that_failed_is_no_run_to_keep(tiny: Tiny, tmp_path: Path, advanced: list[int]) -> None:
+    """--from is heard where the folder holds no more than word of a failure at the start."""
+    run(tiny(rounds=6), tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "experiment.yaml").write_text("{}")
+    (tmp_path / "b" / "summary.json").write_text('{"status": "failed", "run_key": "another"}')
+    assert run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a").status == "finished"
+    assert advanced == list(range(1, 10))
+
+
+def test_somebody_s_own_file_is_kept(tiny: Tiny, tmp_path: Path) -> None:
+    """An experiment.yaml that no run has written is not replaced by its resolved form."""
+    (tmp_path / "experiment.yaml").write_text("rounds: 6   # mine\n")
+    with pytest.raises(InputError, match="choose another folder"):
+        run(tiny(), tmp_path)
+    assert "# mine" in (tmp_path / "experiment.yaml").read_text()
+
+
+def test_a_start_that_told_nothing_keeps_nobody_out(tiny: Tiny, tmp_path: Path) -> None:
+    """Death between the folder's first files and the first event."""
+    run(tiny(seed=1), tmp_path / "other")
+    (tmp_path / "r").mkdir()
+    for file in ("network.json", "experiment.yaml"):
+        shutil.copyfile(tmp_path / "other" / file, tmp_path / "r" / file)
+    assert run(tiny(), tmp_path / "r").status == "finished"
+
+
+def test_another_plugin_of_the_same_name_is_another_experiment(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unfinished run is known by its key, not by what its files are called: it is not cleared for another."""
+    example = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gossip_penalty.py"
+    for folder, factor in (("one", ""), ("two", "2 * ")):
+        (tmp_path / folder).mkdir()
+        text = example.read_text(encoding="utf-8").replace("st.x - cfg.step", f"st.x - {factor}cfg.step")
+        (tmp_path / folder / "mine.py").write_text(text)
+
+    def made(folder: str) -> Experiment:
+        monkeypatch.setattr("dbo.algorithms.registry._registry", {})          # another process
+        monkeypatch.setattr("dbo.platform.plugins._loaded", {})
+        monkeypatch.setattr("dbo.algorithms.registry._BUILT_IN", ())
+        return tiny(plugins=[str(tmp_path / folder / "mine.py")], algorithm={"name": "gossip_penalty"})
+
+    with dying(monkeypatch, in_round=1):
+        run(made("one"), tmp_path / "r")
+    before = files(tmp_path / "r")
+    for resume in (False, True):
+        with pytest.raises(InputError, match="the run of another experiment"):
+            run(made("two"), tmp_path / "r", resume=resume)
+    assert files(tmp_path / "r") == before
+
+
+def test_only_what_can_be_done_is_advised(dbo: Any, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """`dbo compare` knows no --from; a run at a URL is told by its URL, and cannot be gone on from there."""
+    keys = [key for key in tiny_overrides if not key.startswith(("algorithm", "rounds"))]
+    compare = ("compare", *keys, "--algorithms", "sldbo", "--out", tmp_path / "c")
+    assert dbo(*compare, "rounds=2").code == 0
+    done = dbo(*compare, "rounds=4")
+    assert done.code == 2
+    assert "holds 2 rounds of this experiment, not 4; choose another folder\n" in done.err
+    url = f"file://{tmp_path}/u"
+    with_url = ("run", *keys, "algorithm={name: sldbo}", "--out", url, "--quiet")
+    assert dbo(*with_url, "rounds=2").code == 0
+    done = dbo(*with_url, "rounds=4")
+    assert done.code == 2
+    assert f"rounds: {url} holds 2 rounds of this experiment, not 4; choose another folder\n" in done.err

@@ -244,6 +244,49 @@ def test_plugin_can_be_a_module(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delitem(sys.modules, "a_module_of_mine")
 
 
+def test_a_package_is_known_by_all_its_files(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of a package may import the others: one of them that is edited makes another experiment."""
+    package = tmp_path / "package_of_mine"
+    (package / "inner").mkdir(parents=True)
+    (package / "face.py").write_text("from package_of_mine.inner.core import packed\n")
+    core = package / "inner" / "core.py"
+    core.write_text(MINE.format(summary="packed", move="0").replace("mine", "packed"))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def key() -> str:
+        return tiny(plugins=["package_of_mine.face"], algorithm={"name": "packed"}).run_key
+
+    first = key()
+    assert key() == first
+    core.write_text(core.read_text().replace("+ 0", "+ 1"))
+    assert key() != first
+    for name in [name for name in sys.modules if name.startswith("package_of_mine")]:
+        monkeypatch.delitem(sys.modules, name)
+    registry.forget("package_of_mine.inner.core")
+
+
+def test_a_refused_plugin_is_forgotten(tiny: Tiny, tmp_path: Path) -> None:
+    """In a notebook: its algorithm cannot be named afterwards, and the mended file may call it otherwise."""
+    file = Path(mine(tmp_path))
+    text = file.read_text()
+    file.write_text(text.replace(STEP, "step: float = 'ten'"))
+    with pytest.raises(InputError, match="'ten' is not allowed"):
+        tiny(plugins=[str(file)], algorithm={"name": "mine"})
+    assert "mine" not in algorithms()
+    file.write_text(text.replace('"mine"', '"renamed"'))
+    assert tiny(plugins=[str(file)], algorithm={"name": "renamed"}).algorithm["name"] == "renamed"
+
+
+def test_z_may_be_anything(tiny: Tiny, tmp_path: Path) -> None:
+    """A tracker that is called z, as wide as x, is saved as it is."""
+    file = Path(mine(tmp_path))
+    text = file.read_text().replace("    direction: Any\n", "    direction: Any\n    z: Any\n")
+    file.write_text(text.replace("shard.y0, shard.x0)", "shard.y0, shard.x0, shard.x0)").replace(
+        "st.y, st.direction)", "st.y, st.direction, st.z)"))
+    result = run(tiny(plugins=[str(file)], algorithm={"name": "mine"}), tmp_path / "r")
+    assert result.state["z"].shape == (4, 4)
+
+
 def test_plugin_s_docstring_is_listed(tiny: Tiny, tmp_path: Path) -> None:
     """The first line of the round's docstring is what users read; a round without one is refused."""
     tiny(plugins=[mine(tmp_path, summary="goes nowhere")], algorithm={"name": "mine"})
@@ -303,6 +346,8 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
     "y as wide as x": (NOTHING, "return State(shard.x0, shard.x0, shard.x0)", ["'mine'", "state.y", "(2, 4)", "dim_y"]),
     "a row is missing": (NOTHING, "return State(shard.x0[:1], shard.y0, shard.x0)", ["'mine'", "state.x", "(1, 4)"]),
     "x is one row": (NOTHING, "return State(shard.x0[0], shard.y0, shard.x0)", ["'mine'", "state.x", "(4,)"]),
+    "a type that nobody sees": (
+        "    direction: Any\n", "    direction: 'Nowhere'\n", ["'mine'", "State", "'Nowhere'", "can be seen"]),
     "a file beside it": ("from typing", "import beside\nfrom typing", ["'beside'", "plugins=[package.module]"]),
     "a file beside it, relatively": ("from typing", "from .beside import a\nfrom typing", ["plugins=[package.module]"]),
     "a package that is not there": ("from typing", "import no_such\nfrom typing", ["ModuleNotFoundError", "no_such'"]),
@@ -397,6 +442,8 @@ def test_plugin_is_listed(dbo: Command) -> None:
     ("arguments", "parts"),
     [
         (["plugins=[missing.py]"], ["plugins.0", "missing.py", "No such file"]),
+        (["plugins=[a/folder]"], ["plugins.0", "a/folder", "cannot be imported"]),
+        (["plugins=[~nobody_of_that_name/mine.py]"], ["plugins.0", "~nobody_of_that_name", "No such file"]),
         (["plugins=mine.py"], ["plugins", "'mine.py'", "a list"]),
         (["plugin=[mine.py]"], ["'plugin'", "did you mean 'plugins'"]),
         (["rounds=3"], ["'rounds'", "plugins"]),
