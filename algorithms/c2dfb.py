@@ -7,10 +7,15 @@ Per round a node sends x and s uncompressed (one packet) and, in each of the K i
 (one packet): 2 d_x + 4 K k values in K + 1 packets. Oracles: 3(K + 1) partial gradients in y and 3 in x; with
 `tracker: cached`, which takes none before the first step, 3 K and 3.
 
-departs: residuals of the two inner loops and of iterate and tracker travel together, since s^{k+1} needs no neighbour's
-d^{k+1}. departs: reference points start at 0 (the paper leaves them open). departs: before the inner loop the tracker
-takes in the jump of the gradient that the new x causes; the paper does not say at which x its ∇r^0 is taken, and
-re-evaluating it without the jump makes (1/m) Σ s_i drift away from the mean gradient for good.
+departs: the y loop steps on h / λ with the η_in of the z loop, where the paper's theory takes η_in ~ 1/(λ L_g) and its
+experiments η_in = 1 (`y_objective: h` is its text; penalty.py has the reasons). departs: residuals of the two inner
+loops and of iterate and tracker travel together, since s^{k+1} needs no neighbour's d^{k+1}. departs: reference points
+start at 0 (the paper leaves them open). departs: before the inner loop the tracker takes in the jump of the gradient
+that the new x causes; the paper does not say at which x its ∇r^0 is taken, and re-evaluating it without the jump makes
+(1/m) Σ s_i drift away from the mean gradient for good. departs: every `reset_every` rounds all nodes set ŝ and Σ_j w_ij
+ŝ_j to 0 at once, as at the start, which takes no message. That sum is only ever added to, and what rounding has left in
+it when s was large enters the trackers in every later step: without the reset a float32 run moves away from its
+solution for ever. Near the solution s is near 0 itself, and little is lost.
 """
 
 from collections.abc import Callable
@@ -27,12 +32,12 @@ from dbo.algorithms.exchange import Message, Packed, mix
 from dbo.algorithms.penalty import YObjective, upper_gradient, y_gradient
 from dbo.algorithms.protocol import Array, Shard
 from dbo.algorithms.registry import algorithm, counter
-from dbo.algorithms.wide import jumped, moved, residual, told, tracked
+from dbo.algorithms.wide import cleared, jumped, moved, residual, told, tracked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Defaults are the paper's values for 20 Newsgroups."""
+class Loops:
+    """What C²DFB and its ablation share. Defaults are the paper's values for 20 Newsgroups, but for `y_objective`."""
 
     inner_steps: Annotated[int, Ge(1), Doc("K, compressed steps of the two inner loops per round")] = 15
     lam: Annotated[float, Gt(0), Doc("penalty λ (called σ in the paper's experiments)")] = 10.0
@@ -46,6 +51,15 @@ class Config:
         Doc("when x has moved: take the gradient's jump into the tracker at once, or with the first inner step"),
     ] = "refresh"
     compressor: Annotated[Compressor, Doc("Q, applied to residuals row by row")] = TopK(ratio=0.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Loops):
+    """As above, and what keeps rounding errors from adding up."""
+
+    reset_every: Annotated[
+        int, Ge(0), Doc("rounds after which the trackers' reference points ŝ start from 0 again; 0: never")
+    ] = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +154,11 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
     def grad_z(z: Array) -> Array:
         return shard.g_y(x, z)
 
-    y, z = st.loop_y, st.loop_z
+    y, z, key = st.loop_y, st.loop_z, draws(shard, st.t)
+    if cfg.reset_every and key.round and key.round % cfg.reset_every == 0:
+        y, z = reset(y), reset(z)
     if cfg.tracker == "refresh":
         y, z = refresh(y, grad_y), refresh(z, grad_z)
-    key = draws(shard, st.t)
     for k in range(cfg.inner_steps):                                                                  # Alg. 1, l. 6–7
         y, y_d, y_s = inner_step(y, grad_y, cfg, key.at(k), "y")
         z, z_d, z_s = inner_step(z, grad_z, cfg, key.at(k), "z")
@@ -151,8 +166,13 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
         y, z = heard(y, wy_d, wy_s), heard(z, wz_d, wz_s)
 
     u = upper_gradient(shard, cfg.lam, x, y.d, z.d)                                                   # Alg. 1, l. 9
-    s = st.s + cfg.gamma_out * (ws - st.s) + u - st.u                                                 # Alg. 1, l. 11
+    s = st.s + (cfg.gamma_out * (ws - st.s) + (u - st.u))                                             # Alg. 1, l. 11
     return State(t=st.t + 1, x=x, s=s, u=u, loop_y=y, loop_z=z)
+
+
+def reset(v: Inner) -> Inner:
+    """The tracker's reference point back to 0, at all nodes in the same round: Σ_j w_ij ŝ_j is then 0 exactly."""
+    return replace(v, s_hat=cleared(v.s_hat), ws_hat=cleared(v.ws_hat))
 
 
 def refresh(v: Inner, gradient: Gradient) -> Inner:

@@ -26,7 +26,7 @@ from dbo.algorithms.wide import cleared, jumped, moved, plus, residual, told, tr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(c2dfb.Config):
+class Config(c2dfb.Loops):
     """As C²DFB, and how a node compares itself with its neighbours' messages."""
 
     mixing: Annotated[
@@ -135,7 +135,7 @@ async def c2dfb_nc(st: State, shard: Shard, cfg: Config) -> State:
         y, z = heard(y, wy_d, wy_s), heard(z, wz_d, wz_s)
 
     u = upper_gradient(shard, cfg.lam, x, y.d.v, z.d.v)
-    s = st.s + cfg.gamma_out * (ws - st.s) + u - st.u
+    s = st.s + (cfg.gamma_out * (ws - st.s) + (u - st.u))
     return State(t=st.t + 1, x=x, s=s, u=u, loop_y=y, loop_z=z)
 
 

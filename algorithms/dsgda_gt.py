@@ -105,5 +105,5 @@ async def dsgda_gt(st: State, shard: Shard, cfg: Config) -> State:
     z = wz - cfg.eta_z * s.z
 
     d, old = directions(shard, cfg.lam, x, y, z), st.local
-    track = Triple(x=wsx + d.x - old.x, y=wsy + d.y - old.y, z=wsz + d.z - old.z)
+    track = Triple(x=wsx + (d.x - old.x), y=wsy + (d.y - old.y), z=wsz + (d.z - old.z))
     return State(t=st.t + 1, x=x, y=y, z=z, track=track, local=d)

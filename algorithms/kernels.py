@@ -29,6 +29,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
 # The array that is written comes first and is read in the same place: a second name for it would cost the vector units.
+# Two terms are added up first: trackers take in the difference of two gradients, which is small where both are large.
 
 
 @compiled
@@ -42,7 +43,7 @@ def plus1(v: Array, c: float, t: Array) -> None:
 def plus2(v: Array, c: float, t: Array, e: float, u: Array) -> None:
     """v += c t + e u."""
     for i in range(v.size):
-        v[i] = v[i] + c * t[i] + e * u[i]
+        v[i] = v[i] + (c * t[i] + e * u[i])
 
 
 @compiled
@@ -63,7 +64,7 @@ def add(v: Array, gamma: float, a: Array, b: Array, c: float, t: Array) -> None:
 def track(s: Array, gamma: float, a: Array, b: Array, new: Array, old: Array) -> None:
     """s += γ (a − b) + new − old; old = new."""
     for i in range(s.size):
-        s[i] = s[i] + gamma * (a[i] - b[i]) + new[i] - old[i]
+        s[i] = s[i] + (gamma * (a[i] - b[i]) + (new[i] - old[i]))
         old[i] = new[i]
 
 
@@ -71,7 +72,7 @@ def track(s: Array, gamma: float, a: Array, b: Array, new: Array, old: Array) ->
 def jump(s: Array, new: Array, old: Array) -> None:
     """s += new − old; old = new."""
     for i in range(s.size):
-        s[i] = s[i] + new[i] - old[i]
+        s[i] = s[i] + (new[i] - old[i])
         old[i] = new[i]
 
 
@@ -86,7 +87,7 @@ def towards1(a: Array, gamma: float, v: Array, c: float, t: Array) -> None:
 def towards2(a: Array, gamma: float, v: Array, c: float, t: Array, e: float, u: Array) -> None:
     """a = v + γ (a − v) + c t + e u."""
     for i in range(v.size):
-        a[i] = v[i] + gamma * (a[i] - v[i]) + c * t[i] + e * u[i]
+        a[i] = v[i] + (gamma * (a[i] - v[i]) + (c * t[i] + e * u[i]))
 
 
 @compiled

@@ -68,7 +68,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     paper_counts={"x": 2.0, "q0": 2.0},   # Table 1 counts two d_x per round, and z also at HIGP's step 0, where it is 0
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x", "eta_y"),
-        steps={"inner_steps": 3, "higp_steps": 60, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 1.0},
+        steps={"inner_steps": 3, "higp_steps": 60, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 0.7},
     ),
 )
 async def madsbo(st: State, shard: Shard, cfg: Config) -> State:

@@ -51,13 +51,13 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     paper_counts={"x": 2.0, "q0": 2.0},   # as for madsbo
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x",),
-        steps={"inner_steps": 4, "higp_steps": 80, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 1.0},
+        steps={"inner_steps": 4, "higp_steps": 80, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 0.7},
     ),
 )
 async def madsbo_gt(st: State, shard: Shard, cfg: Config) -> State:
     """MA-DSBO-GT: MA-DSBO with gradient tracking in y as well."""
     y, grad = st.y, shard.g_y(st.x, st.y)
-    s = st.s + grad - st.grad
+    s = st.s + (grad - st.grad)
     x = st.x
     for k in range(cfg.inner_steps):
         if k == 0:

@@ -83,7 +83,7 @@ async def sldbo(st: State, shard: Shard, cfg: Config) -> State:
     v = project(wv - cfg.eta_v * s.v, cfg.radius)
 
     d, old = directions(shard, x, y, v), st.local
-    track = Directions(x=wsx + d.x - old.x, y=wsy + d.y - old.y, v=wsv + d.v - old.v)
+    track = Directions(x=wsx + (d.x - old.x), y=wsy + (d.y - old.y), v=wsv + (d.v - old.v))
     return State(t=st.t + 1, x=x, y=y, v=v, track=track, local=d)
 
 

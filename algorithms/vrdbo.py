@@ -69,7 +69,7 @@ async def vrdbo(st: State, shard: Shard, cfg: Config) -> State:
     hg_before = local_hypergradient(shard, cfg, st.x, st.y, t)                            # old point, the same J_i
     u = corrected(st.u, hg, hg_before, cfg.alpha_x * cfg.eta**2)                          # estimates
     v = corrected(st.v, shard.g_y(x, y), shard.g_y(st.x, st.y), cfg.alpha_y * cfg.eta**2)
-    return State(t=t, x=x, y=y, u=u, v=v, zf=wzf + u - st.u, zg=wzg + v - st.v)           # tracking
+    return State(t=t, x=x, y=y, u=u, v=v, zf=wzf + (u - st.u), zg=wzg + (v - st.v))       # tracking
 
 
 def corrected(estimate: Array, new: Array, before: Array, weight: float) -> Array:

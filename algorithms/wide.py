@@ -118,7 +118,7 @@ def moved(v: Array, gamma: float, a: Array, b: Array, eta: float, s: Array) -> A
 def tracked(s: Array, gamma: float, a: Array, b: Array, new: Array, old: Array) -> tuple[Array, Array]:
     """s + γ (a − b) + new − old, and new; wide rows: written into s and old, so that `new` can be let go."""
     if not is_wide(s, a, b, new, old):
-        return s + gamma * (a - b) + new - old, new
+        return s + (gamma * (a - b) + (new - old)), new
     from dbo.algorithms import kernels
 
     number = s.dtype.type
@@ -129,7 +129,7 @@ def tracked(s: Array, gamma: float, a: Array, b: Array, new: Array, old: Array) 
 def jumped(s: Array, new: Array, old: Array) -> tuple[Array, Array]:
     """s + new − old, and new; wide rows: written into s and old, so that `new` can be let go."""
     if not is_wide(s, new, old):
-        return s + new - old, new
+        return s + (new - old), new
     from dbo.algorithms import kernels
 
     each(lambda i: kernels.jump(s[i], new[i], old[i]), len(s))
@@ -139,7 +139,7 @@ def jumped(s: Array, new: Array, old: Array) -> tuple[Array, Array]:
 def gossiped(v: Array, gamma: float, wv: Array, *terms: tuple[float, Array]) -> Array:
     """v + γ (wv − v) + Σ c t over the terms (c, t), of which there are one or two; wide rows: written into wv."""
     if not is_wide(v, wv, *(t for _, t in terms)):
-        return _plus(v + gamma * (wv - v), terms)
+        return v + (gamma * (wv - v) + _sum(terms))
     from dbo.algorithms import kernels
 
     kernel = kernels.towards1 if len(terms) == 1 else kernels.towards2
@@ -155,7 +155,7 @@ def gossiped(v: Array, gamma: float, wv: Array, *terms: tuple[float, Array]) -> 
 def plus(v: Array, *terms: tuple[float, Array]) -> Array:
     """v + Σ c t over the terms (c, t), of which there are one or two; wide rows: written into v."""
     if not is_wide(v, *(t for _, t in terms)):
-        return _plus(v, terms)
+        return v + _sum(terms)
     from dbo.algorithms import kernels
 
     kernel = kernels.plus1 if len(terms) == 1 else kernels.plus2
@@ -183,10 +183,13 @@ def series_step(p: Array, h: Array, lipschitz: float, b: Array) -> Array:
     return h
 
 
-def _plus(value: Array, terms: Sequence[tuple[float, Array]]) -> Array:
-    for c, t in terms:
-        value = value + t if c == 1 else value - t if c == -1 else value + c * t
-    return value
+def _sum(terms: Sequence[tuple[float, Array]]) -> Array:
+    """Σ c t, added up before it meets a large vector: a difference of two gradients loses nothing then."""
+    (c, first), *others = terms
+    total = first if c == 1 else c * first
+    for c, t in others:
+        total = total + t if c == 1 else total - t if c == -1 else total + c * t
+    return total
 
 
 def averaged(v: Array, share: float, new: Array) -> Array:

@@ -226,9 +226,10 @@ def verify(
 def _show_verdicts(rows: Any) -> None:
     from dbo.platform.verify import HEADINGS, LEGEND, cells
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for heading in HEADINGS:
-        table.add_column(heading, no_wrap=heading in {"algorithm", "distance", "consensus", "verdict"})
+        wordy = heading == "goes to"                # all else is numbers, and a number that is cut is none
+        table.add_column(heading if wordy else heading.replace(" ", "\n"), no_wrap=not wordy)
     for row in rows:
         table.add_row(*(cell.replace(" → ", "\n→") for cell in cells(row)), style="red" if row.off else "")
     console.print(table, highlight=False)

@@ -36,6 +36,7 @@ class Quadratic:
     heterogeneity: Annotated[float, Ge(0), Doc("size of each node's own part; 0 makes all nodes identical")] = 1.0
     mu: Annotated[float, Ge(0), Doc("ridge on y in g")] = 0.1
     rho: Annotated[float, Gt(0), Doc("ridge on x in f")] = 0.1
+    start: Annotated[float, Ge(0), Doc("size of the common random start of x and y; 0: both start at 0")] = 0.0
 
     def build(self, setup: Setup) -> "QuadraticProblem":
         """Draws common parts once and own parts per node; node i's do not depend on how many nodes there are."""
@@ -57,6 +58,8 @@ class Quadratic:
         h = (basis * eigenvalues) @ np.swapaxes(basis, 1, 2)
         return QuadraticProblem(
             h=0.5 * (h + np.swapaxes(h, 1, 2)), b=draw("B", q, p), c=draw("c", q), t=draw("t", q),
+            x0=self.start * generator(setup.seed, "quadratic.x0").standard_normal(p),
+            y0=self.start * generator(setup.seed, "quadratic.y0").standard_normal(q),
             mu=self.mu, rho=self.rho, seed=setup.seed, dtype=setup.dtype,
         )
 
@@ -69,6 +72,8 @@ class QuadraticProblem:
     b: Array    # (nodes, dim_y, dim_x)
     c: Array    # (nodes, dim_y)
     t: Array    # (nodes, dim_y)
+    x0: Array   # (dim_x,)
+    y0: Array   # (dim_y,)
     mu: float
     rho: float
     seed: int
@@ -98,7 +103,7 @@ class QuadraticProblem:
 
         return QuadraticShard(
             ids=rows, seed=self.seed,
-            x0=cast(np.zeros((len(rows), self.dim_x))), y0=cast(np.zeros((len(rows), self.dim_y))),
+            x0=cast(np.tile(self.x0, (len(rows), 1))), y0=cast(np.tile(self.y0, (len(rows), 1))),
             h=cast(h), b=cast(b), c=cast(c), t=cast(t),
             h_mu=cast(self.hessians[rows]), hb=cast(hb), hb_t=cast(np.swapaxes(hb, 1, 2)), h_c=cast(h_c),
             bhb=cast(b_t @ hb), bh_c=cast(_times(b_t, h_c)), mu=self.mu, rho=self.rho,

@@ -384,3 +384,31 @@ def test_what_a_naive_message_leaves_out_is_said_later() -> None:
     np.testing.assert_array_equal((said.sent != 0).sum(1), 10)
     np.testing.assert_array_equal(said.sent + said.error, due)
     np.testing.assert_array_equal(said.v, v)
+
+
+@pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc"])
+def test_table_1_convention(lab: Any, name: str) -> None:
+    """Table 1 counts 2 d_x + 2 K k values of a round: of each loop the iterate's residuals, not the tracker's."""
+    problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name, inner_steps=3)
+    counted = lab.engine(name, config, problem, rounds=4).ledger().paper_megabytes(lab.algorithm(name).paper_counts)
+    assert counted * 2**20 / 4 == pytest.approx(4 * (2 * 4 + 2 * 3 * 2))
+
+
+def tracker_error(rounds: int, reset_every: int) -> float:
+    """How far mean(s) has come from mean(∇_y g) in float32, for both loops."""
+    problem = Quadratic(dim_x=4, dim_y=12).build(Setup(nodes=6, seed=1, dtype="float32", partition=Iid()))
+    config = c2dfb.Config(**{**STEPS, "compressor": TopK(ratio=0.25), "reset_every": reset_every})
+    state = engine(algorithms()["c2dfb"], config, problem, graph("ring", 6), rounds).hosts[0].state
+    return max(
+        float(np.abs(loop.s.astype(float).mean(0) - loop.grad.astype(float).mean(0)).max())
+        for loop in (state.loop_y, state.loop_z)
+    )
+
+
+def test_rounding_errors_do_not_add_up() -> None:
+    """In float32 the trackers' error stops growing with `reset_every`; without it, it grows with every round."""
+    kept = [tracker_error(rounds, reset_every=50) for rounds in (200, 800)]
+    never = [tracker_error(rounds, reset_every=0) for rounds in (200, 800)]
+    assert never[1] > 2.5 * never[0]
+    assert kept[1] < 1.5 * kept[0]
+    assert kept[1] < 0.25 * never[1]

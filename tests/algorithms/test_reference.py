@@ -7,7 +7,7 @@ of the problem, second ones included, depend on the point at which they are take
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import count, islice
 from operator import attrgetter
 from typing import Any
 from zlib import crc32
@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from dbo.algorithms.compressors import TopK
+from dbo.algorithms.compressors import RandK, TopK
 from dbo.algorithms.registry import algorithms
 from dbo.platform.local import LocalEngine
 from dbo.platform.oracles import PooledShard, pooled
@@ -142,28 +142,47 @@ def top(rows: Array, ratio: float) -> Array:
     return kept
 
 
+def drawn(s: Shard, rows: Array, ratio: float, t: int, step: int, channel: str) -> Array:
+    """Of every row ⌊ratio · d⌋ entries by the node's own draw for this round, inner step and channel."""
+    kept = np.zeros_like(rows)
+    for node, row, out in zip(s.ids, rows, kept, strict=True):
+        key = [s.seed, crc32(f"rand_k {channel}".encode()), node, t, step]
+        some = np.random.default_rng(key).choice(row.size, size=max(1, int(ratio * row.size)), replace=False,
+                                                 shuffle=False)
+        out[some] = row[some]
+    return kept
+
+
+def compressed(s: Shard, cfg: Any, rows: Array, t: int, step: int, channel: str) -> Array:
+    if isinstance(cfg.compressor, RandK):
+        return drawn(s, rows, cfg.compressor.ratio, t, step, channel)
+    return top(rows, cfg.compressor.ratio)
+
+
 def c2dfb(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
-    """Two inner loops with reference points d̂, ŝ; x and its tracker uncompressed."""
+    """Two inner loops with reference points d̂, ŝ; x and its tracker uncompressed; ŝ = 0 again after some rounds."""
     upper, y_gradient = penalty(s, cfg)
     lap, x, gradients = w - np.eye(len(w)), s.x0, {"y": y_gradient, "z": s.g_y}
     d = dict.fromkeys("yz", s.y0)
     track = {loop: gradients[loop](x, s.y0) for loop in "yz"}
     last, d_hat, s_hat = dict(track), dict.fromkeys("yz", 0 * s.y0), dict.fromkeys("yz", 0 * s.y0)
     s_x = u = upper(x, s.y0, s.y0)
-    while True:
+    for t in count():
         yield {"x": x, "y": d["y"], "z": d["z"], "direction": s_x, "loop_y.s": track["y"], "loop_z.s": track["z"]}
         x, mixed = x + cfg.gamma_out * lap @ x - cfg.eta_out * s_x, lap @ s_x
+        if cfg.reset_every and t > 0 and t % cfg.reset_every == 0:
+            s_hat = dict.fromkeys("yz", 0 * s.y0)
         for loop in "yz":
             if cfg.tracker == "refresh":
                 new = gradients[loop](x, d[loop])
                 track[loop], last[loop] = track[loop] + new - last[loop], new
-            for _ in range(cfg.inner_steps):
+            for k in range(cfg.inner_steps):
                 d[loop] = d[loop] + cfg.gamma_in * lap @ d_hat[loop] - cfg.eta_in * track[loop]
-                d_hat[loop] = d_hat[loop] + top(d[loop] - d_hat[loop], cfg.compressor.ratio)
+                d_hat[loop] = d_hat[loop] + compressed(s, cfg, d[loop] - d_hat[loop], t, k, f"{loop}_d")
                 new = gradients[loop](x, d[loop])
                 track[loop] = track[loop] + cfg.gamma_in * lap @ s_hat[loop] + new - last[loop]
                 last[loop] = new
-                s_hat[loop] = s_hat[loop] + top(track[loop] - s_hat[loop], cfg.compressor.ratio)
+                s_hat[loop] = s_hat[loop] + compressed(s, cfg, track[loop] - s_hat[loop], t, k, f"{loop}_s")
         u, u_old = upper(x, d["y"], d["z"]), u
         s_x = s_x + cfg.gamma_out * mixed + u - u_old
 
@@ -183,19 +202,22 @@ def c2dfb_nc(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         message = said[loop + part]
         return lap @ message if cfg.mixing == "messages" else w @ message - rows
 
+    at = (0, 0)      # round and inner step
+
     def say(loop: str, part: str, rows: Array) -> None:
         due = rows + error[loop + part]
-        said[loop + part] = top(due, cfg.compressor.ratio)
+        said[loop + part] = compressed(s, cfg, due, *at, f"{loop}_{part}")
         error[loop + part] = due - said[loop + part]
 
-    while True:
+    for t in count():
         yield {"x": x, "y": d["y"], "z": d["z"], "direction": s_x, "loop_y.s.v": track["y"], "loop_z.s.v": track["z"]}
         x, mixed_x = x + cfg.gamma_out * lap @ x - cfg.eta_out * s_x, lap @ s_x
         for loop in "yz":
             if cfg.tracker == "refresh":
                 new = gradients[loop](x, d[loop])
                 track[loop], last[loop] = track[loop] + new - last[loop], new
-            for _ in range(cfg.inner_steps):
+            for k in range(cfg.inner_steps):
+                at = (t, k)
                 d[loop] = d[loop] + cfg.gamma_in * mixed(loop, "d", d[loop]) - cfg.eta_in * track[loop]
                 say(loop, "d", d[loop])
                 new = gradients[loop](x, d[loop])
@@ -407,6 +429,9 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in algorithms()} | {
     "c2dfb cached": ("c2dfb", {"tracker": "cached"}),
+    "c2dfb reset": ("c2dfb", {"reset_every": 2}),
+    "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.3)}),
+    "c2dfb_nc rand_k": ("c2dfb_nc", {"compressor": RandK(ratio=0.3)}),
     "c2dfb h": ("c2dfb", {"y_objective": "h", "eta_in": 0.03}),
     "c2dfb_nc cached": ("c2dfb_nc", {"tracker": "cached"}),
     "c2dfb_nc own": ("c2dfb_nc", {"mixing": "own"}),
@@ -478,6 +503,14 @@ def test_it_would_see_another_number(label: str) -> None:
     for changed in given.keys() - IDLE.get(label, set()):
         other = replace(config, **{changed: 1.01 * given[changed]})
         assert error(label, config, reference(name, other)) > 1e-6, changed
+
+
+@pytest.mark.parametrize("label", [label for label, (_, changes) in VARIANTS.items() if changes])
+def test_it_would_see_another_variant(label: str) -> None:
+    """Control: what a variant changes shows in the iterates."""
+    name, config = configured(label)
+    _, usual = configured(name)
+    assert error(label, config, reference(name, usual)) > 1e-6
 
 
 @pytest.mark.parametrize("label", [label for label in VARIANTS if not algorithms()[VARIANTS[label][0]].single_machine])

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import networkx as nx
 import numpy as np
 import pytest
+from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
 from dbo.algorithms.compressors import RandK
@@ -329,6 +330,38 @@ def test_every_parameter_is_documented(name: str) -> None:
     for field in fields(config):
         notes = getattr(hints[field.name], "__metadata__", ())
         assert any(isinstance(note, Doc) and note.documentation for note in notes), field.name
+
+
+# What is in print, or in the authors' code: K, λ, T, N, J, L, weights and rates, whatever the task.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "c2dfb": {"inner_steps": 15, "lam": 10.0, "eta_in": 1.0, "eta_out": 1.0, "gamma_in": 0.5, "gamma_out": 0.5},
+    "madsbo": {"inner_steps": 15, "higp_steps": 15, "eta_x": 10.0, "eta_y": 10.0, "eta_z": 10.0, "theta": 0.3,
+               "gam": 1.0},
+    "mdbo": {"eta": 0.3, "beta_x": 5.0, "beta_y": 5.0, "alpha_x": 1.0, "alpha_y": 1.0, "neumann_terms": 10,
+             "lipschitz": 15.0, "neumann": "deterministic"},
+    "vrdbo": {"eta": 0.33, "beta_x": 1.0, "beta_y": 1.0, "alpha_x": 5.0, "alpha_y": 5.0, "neumann_terms": 10},
+    "bome": {"inner_steps": 10, "rate": 1.0, "phi": "value", "floor": 1e-8},
+}
+PUBLISHED |= {"c2dfb_nc": PUBLISHED["c2dfb"], "madsbo_gt": PUBLISHED["madsbo"]}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_defaults_are_the_published_ones(name: str) -> None:
+    """An experiment without a preset that leaves a parameter out runs with what its paper says."""
+    config = algorithms()[name].config()
+    assert {key: getattr(config, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_has_a_range(name: str) -> None:
+    """No step size, weight or count may be negative, and no share above 1: the annotation says so."""
+    config = algorithms()[name].config
+    for key, hint in get_type_hints(config, include_extras=True).items():
+        bare, *notes = (*get_args(hint),) if get_origin(hint) is Annotated else (hint,)
+        if bare in (int, float):
+            assert any(isinstance(note, Gt | Ge) for note in notes), key
+            is_share = key.startswith(("gam", "theta"))
+            assert any(isinstance(note, Le) and note.le == 1 for note in notes) or not is_share, key
 
 
 # Step sizes with which twenty rounds make progress on each task with data.

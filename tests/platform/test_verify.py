@@ -1,5 +1,6 @@
 """`dbo verify`: green for all that is registered, red for each deliberate error."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 
 from dbo.algorithms import c2dfb, c2dfb_nc, madsbo_gt, registry
+from dbo.algorithms.claims import MINIMISER, Limit
 from dbo.algorithms.registry import algorithms
 from dbo.platform import verify as verifying
 from dbo.platform.host import Host
 from dbo.platform.oracles import Counted
 
 ROOT = Path(__file__).resolve().parents[2]
+PENALTY_10 = Limit("min ψ_10", lambda problem, cfg, x: problem.penalty_hypergradient(x, 10.0), True, True)
 
 
 @pytest.fixture(scope="module", params=algorithms())
@@ -199,6 +202,41 @@ def test_a_wrong_sign_in_the_hypergradient_is_red(dbo: Any, monkeypatch: pytest.
     assert claim is not None
     assert "end is" in told
     assert "hypergradient is" in told or not claim.follows
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "told"),
+    [
+        ("gossip_dsbo", MINIMISER, "hypergradient is .* and with a quarter of the steps still"),
+        ("madsbo", PENALTY_10, "end on identical nodes is"),
+        ("sldbo", PENALTY_10, "end is"),
+    ],
+)
+def test_a_claim_that_is_not_true_is_red(name: str, limit: Limit, told: str) -> None:
+    """A floor around another point does not shrink, and identical nodes do not end there; each check has its say."""
+    claim = algorithms()[name].claim
+    assert claim is not None
+    row = verifying.verify(replace(algorithms()[name], claim=replace(claim, limit=limit)))
+    assert any(re.match(told, message) for message in row.off), row.off
+
+
+def test_an_identity_that_is_nearly_kept_is_red() -> None:
+    """What is off by a millionth is off: rounding is far smaller."""
+    made = algorithms()["sldbo"]
+    assert made.claim is not None
+    invariants = made.claim.invariants
+    nearly = replace(made.claim, rounds=20, invariants=lambda *at: {
+        name: residual + 1e-6 for name, residual in invariants(*at).items()
+    })
+    row = verifying.verify(replace(made, claim=nearly))
+    assert sum(message.startswith("invariant") for message in row.off) == len(row.end.residuals) == 5
+
+
+def test_a_wrong_upper_gradient_is_seen_at_the_start(dbo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice ∇_x f: the start is not at 0, where ∇_x f would be 0 and nobody could tell."""
+    original = Counted.f_x
+    monkeypatch.setattr(Counted, "f_x", lambda self, x, y: 2 * original(self, x, y))
+    assert "hypergradient is" in red(dbo, "sldbo")
 
 
 @pytest.mark.parametrize("name", ["sldbo", "dsgda_gt", "mdbo"])

@@ -81,6 +81,8 @@ def after(experiment: Experiment, *blocks: list[int], rounds: int = 3, threads: 
 
 ALGORITHMS: list[dict[str, Any]] = [
     {"name": "c2dfb", "inner_steps": 3, "compressor": {"name": "top_k", "ratio": 0.2}},
+    {"name": "c2dfb", "inner_steps": 3, "y_objective": "h", "eta_in": 0.1},
+    {"name": "c2dfb", "inner_steps": 3, "tracker": "cached", "reset_every": 2},
     {"name": "c2dfb", "inner_steps": 3, "compressor": {"name": "identity"}},
     {"name": "c2dfb", "inner_steps": 3, "compressor": {"name": "qsgd"}},
     {"name": "c2dfb_nc", "inner_steps": 3, "compressor": {"name": "top_k", "ratio": 0.2}},
@@ -91,7 +93,7 @@ ALGORITHMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a['name']}-{a.get('compressor', {}).get('name')}")
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: "-".join(map(str, a.values()))[:60])
 def test_wide_rows_give_what_narrow_ones_give(monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any]) -> None:
     """The same trajectory and the same bytes; and to the last bit in every packing and with every thread count."""
     experiment = text(algorithm)
