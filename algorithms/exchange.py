@@ -101,25 +101,49 @@ def dense(values: Array) -> Message:
     return Message(values, kept=values.shape[-1])
 
 
+class NotRows(TypeError):
+    """Something was taken for rows, to be shown to the neighbours or to be reckoned with, that is none."""
+
+
+class _NoNumber:
+    """What arithmetic refuses with a word about what was meant, also beside an array."""
+
+    __slots__ = ()
+    __array_ufunc__ = None              # NumPy hands over
+    meant: ClassVar[str]
+
+    def _refuse(self, other: Any = None) -> NoReturn:
+        raise NotRows(self.meant)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = __neg__ = __pow__ = _refuse
+
+
+class Answer(_NoNumber, tuple[Array, ...]):
+    """Σ_j w_ij (·)_j of each channel, in the order in which they were given; one channel is a tuple of one."""
+
+    __slots__ = ()
+    meant: ClassVar[str] = "await mix(...) answers with a tuple, a part per channel: write `(x,) = await mix(x=…)`"
+
+
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(_NoNumber):
     """One packet per row: named messages that travel together."""
 
     channels: dict[str, Message | Packed]
+    meant: ClassVar[str] = "mix(...) must be awaited: write `await mix(...)`"
 
-    def __await__(self) -> Generator["Outgoing", tuple[Array, ...], tuple[Array, ...]]:
-        return (yield self)
+    def __await__(self) -> Generator["Outgoing", tuple[Array, ...], Answer]:
+        return Answer((yield self))
 
     def __iter__(self) -> NoReturn:
-        raise TypeError("mix(...) must be awaited: write `await mix(...)`")
+        self._refuse()
 
 
-class NotRows(TypeError):
-    """Something was to be shown to the neighbours that has no rows."""
-
-
-def mix(**channels: Array | Message | Packed) -> Outgoing:
+def mix(*unnamed: Any, **channels: Array | Message | Packed) -> Outgoing:
     """Shows the rows to the neighbours; awaiting it gives Σ_j w_ij (·)_j for each channel, in the order given."""
+    if unnamed:
+        raise NotRows("mix(...) got rows without a name: write mix(x=…), bytes are counted by these names")
     return Outgoing({name: _message(name, shown) for name, shown in channels.items()})
 
 

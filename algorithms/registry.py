@@ -80,7 +80,8 @@ def algorithm(
         old = _registry.get(name)
         # The same function of the same module again is a cell of a notebook that was run again.
         if old is not None and (old.round.__module__, _called(old.round)) != (module, _called(round_)):
-            raise ValueError(f"algorithm {name!r} is registered twice")
+            whose = "is the name of a built-in one" if name in _BUILT_IN else "is registered twice"
+            raise ValueError(f"algorithm {name!r} {whose}; choose another name")
         if not callable(packets):
             raise ValueError(f"algorithm {name!r}: packets must be a function of the configuration, e.g. lambda cfg: 1")
         if told := _misdescribed("config", config) or _misdescribed("state", state):
@@ -106,6 +107,8 @@ def _misdescribed(what: str, kind: Any) -> str | None:
     if not isinstance(kind, type) or not is_dataclass(kind):
         shown = kind.__name__ if isinstance(kind, type) else repr(kind)
         return f"{what} {shown:.80} is not allowed; must be a dataclass: write @dataclass(frozen=True) above the class"
+    if what == "config" and "name" in {field.name for field in fields(kind)}:
+        return "config.name is not allowed: algorithm.name in an experiment is the algorithm's own"
     for base in kind.__mro__[:-1]:
         for key, value in vars(base).items():
             plain = not key.startswith("_") and not callable(value) and not hasattr(value, "__get__")

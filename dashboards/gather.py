@@ -15,14 +15,14 @@ import yaml
 from numpy.typing import NDArray
 
 from dbo.platform.errors import InputError
-from dbo.platform.records import COLUMNS, Record, RunFolder, Target, in_use, read_events, read_metrics
+from dbo.platform.records import CLOSED_FORMS, COLUMNS, Record, RunFolder, Target, in_use, read_events, read_metrics
 
 Series = NDArray[np.float64]
 
 DEFAULT_TARGET = Target("node_accuracy_mean", 0.9)
 _DEPTH = 3
 _STATUSES = ("finished", "diverged", "failed", "stopped")
-_NUMBERS = tuple(column for column in COLUMNS if column != "round")
+_NUMBERS = (*(column for column in COLUMNS if column != "round"), *CLOSED_FORMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from dbo.algorithms.compressors import COMPRESSORS
 from dbo.algorithms.registry import algorithms
+from dbo.platform import presets
 from dbo.platform.components import Parameter, parameters, summary
 from dbo.platform.engines import ENGINES
 from dbo.platform.topology import TOPOLOGIES
@@ -47,6 +48,9 @@ def show(console: Console, only: str | None = None) -> None:
             console.print(f"  [bold cyan]{entry.name}[/bold cyan]  {entry.summary}", highlight=False)
             if entry.parameters:
                 console.print(_table(entry.parameters))
+            if only == entry.name and kind == "algorithms" and (tuned := presets.known(entry.name)):
+                console.print("  [bold]presets[/bold]  in the place of these, where an experiment leaves them out")
+                console.print(_presets(tuned))
 
 
 def names() -> Iterator[str]:
@@ -62,6 +66,13 @@ def _table(found: list[Parameter]) -> Table:
     for parameter in found:
         grid.add_row(f"    {parameter.name}", f"[green]{_show(parameter.default)}[/green]",
                      f"[dim]{parameter.allowed}[/dim]", parameter.meaning)
+    return grid
+
+
+def _presets(tuned: dict[str, dict[str, Any]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for where, values in tuned.items():
+        grid.add_row(f"    {where}", ", ".join(f"{name} {_show(value)}" for name, value in values.items()))
     return grid
 
 

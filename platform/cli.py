@@ -72,7 +72,19 @@ def run(
         except (InUse, RunError) as error:          # the run itself is where it should be
             warn(f"what is made of the results is not with them: {error}")
     if result.status != "finished":
-        raise RunError(f"{result.status}: {result.summary.get('error', '')}")
+        hint = _about_preset(experiment) if result.status == "diverged" else ""
+        raise RunError(f"{result.status}: {result.summary.get('error', '')}{hint}")
+
+
+def _about_preset(experiment: Any) -> str:
+    """What a run that diverged had from a preset: it was found with other things at their defaults."""
+    from dbo.platform import presets
+
+    section = experiment.algorithm
+    tuned = presets.lookup(section["name"], experiment.task["name"], experiment.task.get("dataset"))
+    if not (used := [f"{key} = {value:g}" for key, value in tuned.items() if section.get(key) == value]):
+        return ""
+    return f"; {', '.join(used)} come from a preset, found with all else at its defaults: try smaller ones"
 
 
 def _show_run(result: Any) -> None:
@@ -89,7 +101,8 @@ def _show_run(result: Any) -> None:
 @app.command()
 def compare(
     arguments: Arguments = None,
-    algorithms: Annotated[str, typer.Option("--algorithms", metavar="A,B,…", help="Which ones; see dbo list.")] = "",
+    algorithms: Annotated[
+        str | None, typer.Option("--algorithms", metavar="A,B,…", help="Which ones; see dbo list.")] = None,
     target: Annotated[str | None, typer.Option(
         "--target", metavar="METRIC=LEVEL", help="Whose price is told, e.g. test_accuracy=0.7.")] = None,
     out: Annotated[Path | None, typer.Option(
@@ -102,7 +115,9 @@ def compare(
     from dbo.platform.tracking import following
 
     file, overrides = split(arguments)
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
+    if algorithms is not None and not names:
+        raise InputError(f"--algorithms: {algorithms!r} is not allowed; must name some, as in c2dfb,mdbo")
     check_out(out, url=False)
     experiments, level = comparing.plan(file, overrides, names, target)
     folder = out or comparing.default_folder(experiments)
@@ -133,22 +148,32 @@ def _announce(experiment: Any) -> None:
 
 
 def _show_comparison(rows: Any, target: str) -> None:
-    table = Table(title=f"price of {target}, then where each ended (mean model, nodes' mean, worst node)",
-                  title_justify="left", title_style="")
-    for name in ("algorithm", "rounds", "MB", "seconds", "accuracy", "nodes", "worst", "total MB"):
-        first = name == "algorithm"
-        table.add_column(name, justify="left" if first else "right", no_wrap=first)
+    learnt = rows["test_accuracy"].notna().any()
+    scores = _SCORES if learnt else {key: found for key, found in _DISTANCES.items() if found[0] in rows}
+    whose = " (mean model, nodes' mean, worst node)" if learnt else " (mean model)"
+    title = f"price of {target}, then where each ended{whose}"
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+                  show_edge=False)
+    for name in ("algorithm", "rounds", "MB", "seconds", *scores, "total MB"):
+        table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=True)
     for row in rows.to_dict("records"):
         price = [_figure(row[key], form) for key, form in _PRICE]
         name = row["algorithm"] + ("" if row["status"] == "finished" else f" ({row['status']})")
-        table.add_row(name, price[0].replace("–", "not reached"), *price[1:],
-                      *(_figure(row[key], ".4f") for key in _SCORES),
+        table.add_row(name + ("*" if row["single_machine"] else ""), price[0].replace("–", "not reached"), *price[1:],
+                      *(_figure(row[key], form) for key, form in scores.values()),
                       _figure(row["comm_mb"], ".2f"))
     console.print(table)
+    if rows["single_machine"].any():
+        console.print("* a reference on one machine that holds all data: it has nothing to send", highlight=False)
 
 
 _PRICE = (("rounds_to_target", ".0f"), ("mb_to_target", ".2f"), ("seconds_to_target", ".2f"))
-_SCORES = ("test_accuracy", "node_accuracy_mean", "node_accuracy_min")
+_SCORES = {
+    "accuracy": ("test_accuracy", ".4f"), "nodes": ("node_accuracy_mean", ".4f"), "worst": ("node_accuracy_min", ".4f"),
+}
+_DISTANCES = {
+    "from x*": ("solution_error", ".2g"), "from x*_λ": ("penalty_error", ".2g"), "loss": ("upper_loss", ".4g"),
+}
 
 
 def _figure(value: Any, form: str) -> str:
@@ -204,7 +229,7 @@ def verify(
     from dbo.platform.topology import TOPOLOGIES
 
     plugins.load(tuple(plugin or ()))
-    names = [pick("--algorithm", name, algorithms()) for name in algorithm or algorithms()]
+    names = [pick("--algorithm", name, algorithms()) for name in dict.fromkeys(algorithm or algorithms())]
     pick("--topology", topology, (name for name in TOPOLOGIES if name != "edges"))
     if markdown is not None:
         verifying.placed(markdown)
@@ -339,9 +364,23 @@ def main() -> None:
         _fail("interrupted; what was recorded is kept, --resume goes on", 1)
     except OSError as error:
         _fail(f"{error.filename or ''}: {error.strerror or error}", 1)
-    except Exception:
-        print(masked(traceback.format_exc().rstrip()), file=sys.stderr)
+    except Exception as error:
+        _tell_failure(error)
+
+
+def _tell_failure(error: Exception) -> None:
+    """The traceback; of an error in a plugin only what lies in the plugin and below, then where in it."""
+    from dbo.platform import plugins
+
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [number for number, frame in enumerate(frames) if frame.filename in plugins.files()]
+    shown = traceback.format_list(frames[own[0]:]) if own else traceback.format_list(frames)
+    told = "".join([*shown, *traceback.format_exception_only(error)]).rstrip()
+    print(masked(f"Traceback (most recent call last):\n{told}"), file=sys.stderr)
+    if not own:
         _fail("the run failed; the traceback above is the first error", 1)
+    at = frames[own[-1]]
+    _fail(f"{at.filename}, line {at.lineno}: {type(error).__name__}: {error}", 1)
 
 
 def _fail(text: str, code: int) -> None:

@@ -21,13 +21,14 @@ from dbo.platform.errors import InputError, InUse
 from dbo.platform.experiment import Experiment
 from dbo.platform.files import write_atomically
 from dbo.platform.masking import masked_in
-from dbo.platform.records import RunFolder, Target, started_since
+from dbo.platform.records import CLOSED_FORMS, RunFolder, Target, started_since
 from dbo.platform.run import Result, Watcher, prepare, reached, run
 from dbo.platform.seats import waiting_room
 from dbo.platform.storage import is_url
 
 _BY_ALGORITHM = ("rounds", "eval_every", "checkpoint_every")
 DEFAULT_TARGET = Target("node_accuracy_mean", 0.9)
+CLOSED_FORM_TARGET = Target("solution_error", 0.1)
 
 
 def plan(
@@ -43,7 +44,7 @@ def plan(
     given = data.pop("algorithms", {})
     if not isinstance(given, dict) or not all(isinstance(params, dict | None) for params in given.values()):
         raise InputError("algorithms: must be a mapping of algorithm names to their parameters")
-    level = Target.parse(str(target or data.pop("target", DEFAULT_TARGET)))
+    wanted = target or data.get("target")
     data.pop("target", None)
     parsed = overriding.parse(overrides)
     for key in ("algorithm", "algorithm.name"):
@@ -62,7 +63,20 @@ def plan(
     if len(set(names)) < len(names):
         raise InputError(f"--algorithms: {','.join(names)} names an algorithm twice")
     _refuse_strangers(parsed, names)
-    return [_experiment(data, given, parsed, name) for name in names], level
+    experiments = [_experiment(data, given, parsed, name) for name in names]
+    return experiments, _target(wanted, experiments[0])
+
+
+def _target(wanted: Any, experiment: Experiment) -> Target:
+    """What is asked for, if the task can tell it: accuracies come from data, errors from closed forms."""
+    learns = experiment.parts.data is not None
+    level = Target.parse(str(wanted or (DEFAULT_TARGET if learns else CLOSED_FORM_TARGET)))
+    if (level.metric in CLOSED_FORMS) if learns else level.rising:
+        instead = DEFAULT_TARGET if learns else CLOSED_FORM_TARGET
+        raise InputError(
+            f"--target: {level} is not allowed; {experiment.task['name']} has no {level.metric}, take {instead} say"
+        )
+    return level
 
 
 def _refuse_strangers(overrides: dict[str, Any], names: Sequence[str]) -> None:
@@ -83,10 +97,11 @@ def _experiment(data: dict[str, Any], given: dict[str, Any], overrides: dict[str
         if not path.startswith("algorithm.") or path.split(".")[1] in known
     }
     for key in _BY_ALGORITHM:
-        if isinstance(data.get(key), dict):
-            if name not in data[key]:
+        if isinstance(data.get(key), dict) and key not in overrides:
+            if name not in data[key] and key == "rounds":
                 raise InputError(f"{key}: {data[key]!r} is not allowed; must be a number, or have one for {name}")
-            data = {**data, key: data[key][name]}
+            usual = Experiment.model_fields[key].default
+            data = {**data, key: data[key].get(name, usual)}
     return Experiment(**overriding.apply({**data, "algorithm": {**own, **(given.get(name) or {})}}, mine))
 
 
@@ -186,6 +201,7 @@ def table(results: Sequence[Result], target: Target) -> pd.DataFrame:
         final = records[-1] if records else {}
         rows.append({
             "algorithm": result.experiment.algorithm["name"],
+            "single_machine": result.experiment.parts.algorithm.single_machine,
             "status": result.status,
             "target": str(target),
             "rounds_to_target": hit.get("round"),
@@ -193,5 +209,6 @@ def table(results: Sequence[Result], target: Target) -> pd.DataFrame:
             "seconds_to_target": hit.get("seconds"),
             **{key: final.get(key) for key in (
                 "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "upper_loss", "comm_mb", "seconds")},
+            **{key: final[key] for key in CLOSED_FORMS if key in final},
         })
     return pd.DataFrame(rows)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -156,13 +157,23 @@ def parameters(kind: type) -> list[Parameter]:
 
 def _parameter(field: Field[Any], hint: Any) -> Parameter:
     base, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if get_origin(base) is Literal:
-        allowed = " | ".join(str(choice) for choice in get_args(base))
-    else:
-        allowed = getattr(base, "__name__", str(base)) if get_origin(base) is None else str(base)
-        allowed += "".join(f" {sign} {limit:g}" for sign, limit in _limits(notes))
+    allowed = _allowed(base) + "".join(f" {sign} {limit:g}" for sign, limit in _limits(notes))
     meaning = next((note.documentation for note in notes if isinstance(note, Doc)), "")
     return Parameter(field.name, allowed, _default(field), meaning)
+
+
+def _allowed(hint: Any) -> str:
+    """A type in the words of an experiment file."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return " | ".join(map(str, parts))
+    if kind is Annotated:
+        return _allowed(parts[0]) + "".join(f" {sign} {limit:g}" for sign, limit in _limits(parts[1:]))
+    if kind in (Union, UnionType):
+        return " | ".join(map(_allowed, parts))
+    if kind in (tuple, list):
+        return f"list of {_allowed(parts[0])}"
+    return getattr(hint, "__name__", str(hint))
 
 
 def _limits(notes: Iterable[Any]) -> Iterable[tuple[str, Any]]:

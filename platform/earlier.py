@@ -7,6 +7,7 @@ from dbo.platform import yaml_text
 from dbo.platform.checkpoints import Checkpoint
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
+from dbo.platform.masking import masked_in
 from dbo.platform.records import RunFolder, in_use, read_metrics
 from dbo.platform.storage import is_url
 
@@ -21,7 +22,9 @@ def check_folder(folder: RunFolder, experiment: Experiment, resume: bool, extend
     if folder.run_key() != experiment.run_key:
         rounds = rounds_in(folder, experiment)
         if rounds is None:
-            raise InputError(f"--out: {folder} holds the run of another experiment; choose another folder")
+            what = "this experiment, run with other code" if _reads_the_same(folder, experiment) else \
+                "the run of another experiment"
+            raise InputError(f"--out: {folder} holds {what}; choose another folder")
         way = f", with --from {folder} to go on from there" if extends and rounds < experiment.rounds else ""
         raise InputError(
             f"rounds: {folder} holds {rounds} rounds of this experiment, not {experiment.rounds}; "
@@ -55,7 +58,8 @@ def shorter(place: str | Path, experiment: Experiment) -> RunFolder:
         raise InputError(f"--from: {place} is in use by another run")
     rounds = rounds_in(folder, experiment)
     if rounds is None:
-        raise InputError(f"--from: {place} holds the run of another experiment; only rounds may differ")
+        code = ", run with other code" if _reads_the_same(folder, experiment) else ""
+        raise InputError(f"--from: {place} holds the run of another experiment{code}; only rounds may differ")
     if rounds >= experiment.rounds:
         raise InputError(f"rounds: {experiment.rounds} is not allowed; must be more than the {rounds} of {place}")
     return folder
@@ -70,6 +74,16 @@ def lacks(folder: RunFolder, checkpoint: Checkpoint) -> str | None:
     if checkpoint.run.get("records") != folder.digest_up_to(checkpoint.round):
         return "metrics.jsonl or nodes.jsonl is not what it was when it was taken"
     return None
+
+
+def _reads_the_same(folder: RunFolder, experiment: Experiment) -> bool:
+    """Whether only a plugin, dbo itself or an edges file can have changed since; rounds aside."""
+    try:
+        found = yaml_text.read(folder.experiment)
+    except (InputError, OSError):
+        return False
+    aside = dict.fromkeys(("rounds", "tracking", "data_dir"))
+    return {**found, **aside} == {**masked_in(experiment.recorded()), **aside}
 
 
 def rounds_in(folder: RunFolder, experiment: Experiment) -> int | None:

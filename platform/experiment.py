@@ -76,6 +76,8 @@ class Experiment(BaseModel):
     def read(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> Self:
         """The experiment in a YAML file (none: all defaults), with `key=value` overrides on top."""
         data = paths.seen_from(path, yaml_text.read(Path(path))) if path is not None else {}
+        if "algorithms" in data:
+            raise InputError(f"{path}: algorithms: this is the file of a comparison; run it with dbo compare")
         return cls(**overriding.apply(data, overriding.parse(overrides)))
 
     @model_validator(mode="wrap")

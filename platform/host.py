@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dbo.algorithms.exchange import Message, NotRows, Outgoing, Packed, PackedRow, Sum
+from dbo.algorithms.exchange import Answer, Message, NotRows, Outgoing, Packed, PackedRow, Sum
 from dbo.algorithms.protocol import Array, Shard
 from dbo.algorithms.registry import Algorithm
 from dbo.algorithms.wide import is_wide, summed, warm
@@ -209,17 +209,19 @@ class Host:
         )
 
     def _finish(self, state: Any, packets: int) -> None:
-        declared = self.algorithm.packets(self.config)
-        if packets != declared:
-            raise ProtocolError(f"{self.algorithm.name} declares {declared} packets per round and sent {packets}")
         if not isinstance(state, self.algorithm.state):
             expected = self.algorithm.state.__name__
             raise ProtocolError(f"{self.algorithm.name} must return a {expected}, got a {type(state).__name__}")
-        for name, array in flatten(state).items():
+        flat = flatten(state)
+        for name, array in flat.items():
             if not hasattr(array, "shape"):
-                raise ProtocolError(
-                    f"{self.algorithm.name}: state.{name} is {_a(array)} after the round; must be an array"
-                )
+                hint = f"; {array.meant}" if isinstance(array, Outgoing | Answer) else ""
+                told = f"state.{name} is {_a(array)} after the round; must be an array{hint}"
+                raise ProtocolError(f"{self.algorithm.name}: {told}")
+        declared = self.algorithm.packets(self.config)
+        if packets != declared:
+            raise ProtocolError(f"{self.algorithm.name} declares {declared} packets per round and sent {packets}")
+        for name, array in flat.items():
             if (tuple(array.shape), array.dtype) != self._shapes[name]:
                 shape, dtype = self._shapes[name]
                 raise ProtocolError(
@@ -288,6 +290,9 @@ def begun(algorithm: Algorithm, shard: Shard, config: Any) -> Any:
     flat = flatten(state)
     for name, value in flat.items():
         _check_rows(algorithm, name, value, shard, None)
+        if "float" in str(value.dtype) and value.dtype != shard.x0.dtype:      # its messages would have other sizes
+            told = f"init gives state.{name} in {value.dtype}; must be {shard.x0.dtype}, the experiment's dtype"
+            raise InputError(f"algorithm {algorithm.name!r}: {told}")
     for name, dim in (("x", "dim_x"), ("y", "dim_y"), ("direction", "dim_x")):
         _check_rows(algorithm, name, getattr(state, name), shard, dim)
     try:

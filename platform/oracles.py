@@ -1,7 +1,7 @@
 """Shards seen through glasses: one counts oracle calls, one pools all nodes, one holds x at the start."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -25,6 +25,10 @@ class Counted:
         self.calls: NDArray[np.int64] = np.zeros((len(COUNTERS), shard.nodes), dtype=np.int64)
         if hasattr(shard, "h_y"):
             self.h_y = self._h_y
+
+    def __getattr__(self, name: str) -> NoReturn:
+        known = "nodes, dim_x, dim_y, ids, seed, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy"
+        raise AttributeError(f"a shard has no {name!r}; it has {known}", name=name, obj=self)
 
     def counters(self) -> dict[str, int]:
         """Calls of the node that was asked most; unless numbers of calls are drawn, all nodes have the same."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dbo.algorithms import registry
-from dbo.algorithms.registry import algorithms
+from dbo.algorithms.registry import Algorithm, algorithms
 from dbo.platform.components import check_defaults
 from dbo.platform.errors import InputError
 from dbo.platform.paths import opened
@@ -66,6 +66,8 @@ def _load_file(path: Path) -> None:
     registry.forget(name)              # what the file registered before it was edited
     try:
         exec(compile(source, module.__file__, "exec"), module.__dict__)
+        if not any(found.round.__module__ == name for found in algorithms().values()):
+            raise InputError(f"{path} registers no algorithm; write @algorithm(…) above its round, README shows how")
         _check(name)
     except BaseException:
         del sys.modules[name]
@@ -75,11 +77,26 @@ def _load_file(path: Path) -> None:
     _loaded[name] = digest
 
 
+def files() -> set[str]:
+    """The files of loaded plugins, as tracebacks name them."""
+    return {str(sys.modules[name].__file__) for name in _loaded if name in sys.modules}
+
+
 def _check(module: str) -> None:
     """What a plugin's algorithms can be told must be sound before anybody tells them anything."""
     for found in algorithms().values():
         if f"{found.round.__module__}.".startswith(f"{module}."):
-            check_defaults(f"algorithm {found.name!r}: {found.config.__name__}", found.config)
+            _check_algorithm(found)
+
+
+def _check_algorithm(found: Algorithm) -> None:
+    check_defaults(f"algorithm {found.name!r}: {found.config.__name__}", found.config)
+    if found.claim is not None:
+        try:
+            found.config(**found.claim.steps)
+            _ = [found.claim.steps[name] for name in found.claim.floor]
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(f"algorithm {found.name!r}: its claim's steps or floor: {error}") from None
 
 
 def _module(path: Path) -> str:

@@ -16,6 +16,11 @@ def lookup(algorithm: str, task: str, dataset: str | None) -> dict[str, Any]:
     return dict(_read(algorithm).get(f"{task}/{dataset}" if dataset else task, {}))
 
 
+def known(algorithm: str) -> dict[str, Any]:
+    """Task, or task/data set → its tuned values."""
+    return dict(_read(algorithm))
+
+
 @cache
 def _read(algorithm: str) -> dict[str, Any]:
     source = Path(registry.__file__).with_name("presets") / f"{algorithm}.yaml"

@@ -40,6 +40,7 @@ COLUMNS = (
     "node_accuracy_min", "bytes_broadcast", "bytes_links", "packets", "comm_mb", "paper_megabytes", "consensus_x",
     "consensus_y", "hypergradient_norm", "gradient_calls", "hvp_calls", "jvp_calls", "timestamp",
 )
+CLOSED_FORMS = ("solution_error", "penalty_error", "hypergradient_error")      # of tasks whose solution is known
 CLOCKS = ("seconds", "timestamp")       # all other columns are the same in every repetition of a run
 _LOCK = ".lock"
 _TRIES, _PAUSE = 10, 0.02               # how often, and how many seconds apart, a folder's lock is asked for
@@ -295,6 +296,7 @@ class Target:
     def parse(cls, text: str) -> "Target":
         metric, sign, level = text.partition("=")
         allowed = [c for c in COLUMNS if c.endswith(("accuracy", "loss", "_mean", "_min", "_norm", "_x", "_y"))]
+        allowed += CLOSED_FORMS
         try:
             if not sign or metric not in allowed or not math.isfinite(float(level)):
                 raise ValueError

@@ -32,6 +32,7 @@ from dbo.tasks.problem import Problem, Setup
 
 Status = Literal["finished", "diverged", "failed"]
 
+_BLOWN_UP = 1e6      # times the first upper loss: nothing that learns is there
 # summary.json tells when these were reached; other levels can be read off metrics.jsonl at any time.
 _TARGETS = tuple(
     Target(metric, level)
@@ -360,6 +361,8 @@ class _Run:
 
     def _end(self, status: Status, error: str | None, state: dict[str, NDArray[Any]] | None = None) -> Result:
         state = state or {}
+        if status == "finished" and (grown := _grown(self.records)):
+            self.watcher.noted(grown)
         summary = self._summary(status, error)
         self.folder.sync()
         if status == "finished":
@@ -395,6 +398,14 @@ class _Run:
 def _state(engine: Engine) -> dict[str, NDArray[Any]]:
     rows = {name: engine.rows(name) for name in ("x", "y", "z")}
     return {name: np.asarray(array) for name, array in rows.items() if array is not None}
+
+
+def _grown(records: list[Record]) -> str | None:
+    """Word of a loss that is finite but says that the run has blown up."""
+    losses = [record["upper_loss"] for record in records if record.get("upper_loss") is not None]
+    if not losses or not losses[-1] > _BLOWN_UP * max(1.0, losses[0]):
+        return None
+    return f"upper_loss went from {losses[0]:.3g} to {losses[-1]:.3g}: the run has blown up; try smaller steps"
 
 
 def _told(failure: Exception) -> str:

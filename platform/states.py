@@ -8,6 +8,7 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from dbo.algorithms import wide
+from dbo.algorithms.exchange import Outgoing
 
 Flat = dict[str, NDArray[Any]]
 
@@ -19,7 +20,7 @@ def flatten(state: Any, prefix: str = "") -> Flat:
     flat: Flat = {}
     for field in fields(state):
         value = getattr(state, field.name)
-        if is_dataclass(value):
+        if is_dataclass(value) and not isinstance(value, Outgoing):
             flat |= flatten(value, f"{prefix}{field.name}.")
         else:
             flat[prefix + field.name] = value

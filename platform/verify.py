@@ -5,7 +5,8 @@ end, and is that the point that its theory gives it? Which hypergradient does it
 start? Does it reach its point where all nodes hold the same data? For an algorithm that stops at a distance the second
 and third are asked again with a quarter of its steps, and the distance must shrink.
 
-What an algorithm claims stands beside it (dbo.algorithms.claims). One without a claim is run and shown, not judged.
+What an algorithm claims stands beside it (dbo.algorithms.claims). Where one without a claim ends is shown, not judged.
+What every algorithm must do (habits.py) is asked of all.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from dbo.algorithms.claims import Claim, Limit
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.registry import Algorithm
+from dbo.platform import habits
 from dbo.platform.errors import InputError
 from dbo.platform.experiment import Experiment
 from dbo.platform.local import LocalEngine
@@ -77,7 +79,7 @@ class Row:
     @property
     def verdict(self) -> str:
         """ok, off or no claim."""
-        return "no claim" if self.limit is None else "off" if self.off else "ok"
+        return "off" if self.off else "no claim" if self.limit is None else "ok"
 
 
 def verify(algorithm: Algorithm, topology: str = "ring") -> Row:
@@ -92,7 +94,19 @@ def verify(algorithm: Algorithm, topology: str = "ring") -> Row:
             if claim and claim.floor else None,
             alike=None if algorithm.single_machine else _end(algorithm, uniform, graph),
         )
-    return replace(row, off=tuple(_failures(row, claim))) if claim else row
+    off = [*_misbehaves(algorithm, problem, graph, row), *(_failures(row, claim) if claim else ())]
+    return replace(row, off=tuple(off))
+
+
+def _misbehaves(algorithm: Algorithm, problem: Any, graph: Network, row: Row) -> Iterator[str]:
+    """What no algorithm may do, whatever it claims."""
+    def start(blocks: Sequence[Sequence[int]] | None) -> LocalEngine:
+        return _engine(algorithm, problem, graph, 1.0, blocks)[0]
+
+    with np.errstate(all="ignore"):
+        yield from habits.broken(start, 1 if algorithm.single_machine else NODES)
+    if algorithm.claim is None and not np.isfinite(row.end.solution):
+        yield "x is not finite at the end: it diverges with its defaults on a well-conditioned quadratic"
 
 
 def _failures(row: Row, claim: Claim) -> Iterator[str]:
@@ -127,8 +141,10 @@ def _problem(heterogeneity: float) -> Any:
     return quadratic(**TASK, heterogeneity=heterogeneity).build(setup)
 
 
-def _engine(algorithm: Algorithm, problem: Any, graph: Network, part: float) -> tuple[LocalEngine, int]:
-    """All nodes in one block, with this part of the steps that make the floor; and the rounds that these take."""
+def _engine(
+    algorithm: Algorithm, problem: Any, graph: Network, part: float, blocks: Sequence[Sequence[int]] | None = None
+) -> tuple[LocalEngine, int]:
+    """Nodes in one block, or in these, with this part of the steps that make the floor; and the rounds for that."""
     claim = algorithm.claim
     if claim is None:
         config = Experiment(task={"name": "quadratic"}, algorithm={"name": algorithm.name}).parts.config
@@ -140,7 +156,8 @@ def _engine(algorithm: Algorithm, problem: Any, graph: Network, part: float) -> 
     # Shorter steps take longer; but a floor, unlike an exact point, is near enough after half the time.
     longer = 1.0 if part == 1 else 0.5 / part
     rounds = claim.rounds if claim else UNCLAIMED_ROUNDS
-    return LocalEngine(algorithm, config, problem, graph, [range(graph.nodes)]), round(longer * slower * rounds)
+    engine = LocalEngine(algorithm, config, problem, graph, blocks or [range(graph.nodes)])
+    return engine, round(longer * slower * rounds)
 
 
 def _end(algorithm: Algorithm, problem: Any, graph: Network, part: float = 1.0) -> End:

@@ -348,6 +348,16 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
     "x is one row": (NOTHING, "return State(shard.x0[0], shard.y0, shard.x0)", ["'mine'", "state.x", "(4,)"]),
     "a type that nobody sees": (
         "    direction: Any\n", "    direction: 'Nowhere'\n", ["'mine'", "State", "'Nowhere'", "can be seen"]),
+    "another dtype": (
+        NOTHING, "return State(shard.x0.astype('float32'), shard.y0, shard.x0)", ["'mine'", "float32", "float64"]),
+    "config has a name": (STEP, "name: str = 'x'", ["algorithm 'mine'", "config.name"]),
+    "name of a built-in": ('"mine"', '"sldbo"', ["'sldbo'", "a built-in"]),
+    "no algorithm": (
+        '@algorithm("mine", config=Config, state=State, init=init, packets=lambda cfg: 1)\n', "",
+        ["mine.py", "registers no algorithm"]),
+    "a claim for another configuration": (
+        PACKETS, PACKETS + ", claim=__import__('dbo.algorithms.claims', fromlist=['Claim']).Claim("
+        "limit=None, invariants=None, rounds=1, steps={'stepz': 1})", ["algorithm 'mine'", "claim", "'stepz'"]),
     "a file beside it": ("from typing", "import beside\nfrom typing", ["'beside'", "plugins=[package.module]"]),
     "a file beside it, relatively": ("from typing", "from .beside import a\nfrom typing", ["plugins=[package.module]"]),
     "a package that is not there": ("from typing", "import no_such\nfrom typing", ["ModuleNotFoundError", "no_such'"]),
@@ -384,6 +394,13 @@ def test_wrong_plugin_is_told_in_one_line(
         ("st.y, st.direction)", "st.y, None)", "mine: state.direction is None after the round; must be an array"),
         ("st.y, st.direction)", "st.y, [0])", "mine: state.direction is a list after the round; must be an array"),
         ("async def mine", "def mine", "mine: its round gives a list; must be an `async def`"),
+        ("x, = await mix(x=st.x)", "x = await mix(x=st.x)", "mine: await mix(...) answers with a tuple, a part per "
+         "channel: write `(x,) = await mix(x=…)`"),
+        ("x, = await mix(x=st.x)", "x = mix(x=st.x)", "mine: mix(...) must be awaited: write `await mix(...)`"),
+        ("State(x + 0", "State(mix(x=x)", "mine: state.x is a Outgoing after the round; must be an array; "
+         "mix(...) must be awaited: write `await mix(...)`"),
+        ("mix(x=st.x)", "mix(st.x)", "mine: mix(...) got rows without a name: write mix(x=…), bytes are counted by "
+         "these names"),
     ],
 )
 def test_wrong_round_is_told_in_one_line(
@@ -401,6 +418,33 @@ def test_wrong_round_is_told_in_one_line(
     done = dbo("run", *tiny_overrides, *chosen, "--out", tmp_path / "r", "--quiet")
     assert (done.code, done.err) == (1, f"dbo: {said}\n")
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_what_went_wrong_in_a_plugin_is_told_where_it_stands(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The traceback begins in the student's file, and the last line names file, line and error."""
+    file = mine(tmp_path, move="shard.gradient")
+    done = dbo("run", *tiny_overrides, f"plugins=[{file}]", "algorithm={name: mine}", "--out", str(tmp_path / "r"))
+    assert done.code == 1
+    assert "typer" not in done.err
+    *_, last = done.err.splitlines()
+    assert last.startswith(f"dbo: {file}, line 24: AttributeError: a shard has no 'gradient'; it has nodes, dim_x")
+
+
+def test_other_code_is_told_from_another_experiment(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    """An edited plugin: the folder holds what reads the same, and was run with other code."""
+    keys = (*tiny_overrides, f"plugins=[{mine(tmp_path)}]", "algorithm={name: mine}", "--quiet")
+    assert dbo("run", *keys, "--out", tmp_path / "r").code == 0
+    mine(tmp_path, move="1")
+    again = dbo("run", *keys, "--out", tmp_path / "r", "--resume")
+    assert (again.code, "holds this experiment, run with other code" in again.err) == (2, True)
+    longer = dbo("run", *keys, "rounds=9", "--from", tmp_path / "r", "--out", tmp_path / "longer")
+    assert (longer.code, "run with other code" in longer.err) == (2, True)
+    other = dbo("run", *keys, "seed=4", "--out", tmp_path / "r")
+    assert (other.code, "the run of another experiment" in other.err) == (2, True)
 
 
 def test_wrong_plugin_is_refused_each_time(tiny: Tiny, tmp_path: Path) -> None:

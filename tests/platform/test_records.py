@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 from dbo.platform.errors import InputError
-from dbo.platform.records import COLUMNS, RunFolder, Target, history, in_use, read_events, read_metrics, read_run
+from dbo.platform.records import (
+    CLOSED_FORMS,
+    COLUMNS,
+    RunFolder,
+    Target,
+    history,
+    in_use,
+    read_events,
+    read_metrics,
+    read_run,
+)
 
 HOLD = """
 import sys, time
@@ -41,6 +51,16 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_is_explained() -> None:
+    """docs/runs.md has each key of a line, and each file of a run's folder."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+    for name in (*COLUMNS, *CLOSED_FORMS):
+        assert f"`{name}`" in page, name
+    files = [path.name for path in vars(RunFolder(Path("folder"))).values() if isinstance(path, Path)]
+    assert len(files) == 9
+    assert all(name in page for name in files)
 
 
 def test_a_line_is_on_the_disk_at_once(folder: RunFolder) -> None:

@@ -125,6 +125,57 @@ def test_a_plugin_without_a_claim_is_shown(dbo: Any) -> None:
     assert "no claim" in done.out
 
 
+def test_the_second_example_keeps_its_claim(dbo: Any, tmp_path: Path) -> None:
+    """docs/examples/compressed_gossip.py: compression, draws, parts of a state, a claim; with rand_k as well."""
+    file = ROOT / "docs/examples/compressed_gossip.py"
+    done = dbo("verify", "--plugin", str(file), "--algorithm", "compressed_gossip")
+    assert done.code == 0, done.err
+    assert "compressed_gossip: ok" in done.out
+    keys = ("task.name=quadratic", "rounds=3", "engine.name=local", "tracking.uri=off", "--quiet")
+    chosen = ("algorithm.name=compressed_gossip", "algorithm.compressor.name=rand_k")
+    assert dbo("run", f"plugins=[{file}]", *chosen, *keys, "--out", str(tmp_path / "r")).code == 0
+
+
+def loose(folder: Path, line: str, start: str = "y=shard.y0") -> tuple[str, ...]:
+    """`dbo verify` of the documentation's first example with one more line in its round, after the steps of y and z."""
+    text = (ROOT / "docs/examples/gossip_penalty.py").read_text(encoding="utf-8")
+    before = "    x, y, z = await mix("
+    assert before in text
+    text = text.replace(before, f"    {line}\n{before}").replace("y=shard.y0", start).replace("gossip_penalty", "loose")
+    file = folder / "loose.py"
+    file.write_text(text.replace("from typing import", "import numpy as np\nmemory = []\nfrom typing import"))
+    return "verify", "--plugin", str(file), "--algorithm", "loose"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("pass", ""),
+        ("y = y / max(1, np.linalg.norm(y))", "rows may see each other only through `await mix(...)`"),
+        ("y = y + np.random.default_rng().standard_normal(y.shape)", "a second run differs from the first"),
+        ("memory.append(y); y = y + 0.1 * len(memory)", "a second run differs from the first"),
+        ("st.x[:] = st.x - 0.1", "a round writes into state.x"),
+        ("y = y * np.inf", "is not finite after 4 rounds"),
+        ("st = State(9 * st.x, st.y, st.z, st.direction)", "x is not finite at the end"),
+    ],
+)
+def test_bad_habits_are_red_without_a_claim(dbo: Any, tmp_path: Path, line: str, told: str) -> None:
+    """What would be wrong in silence: other results on Ray, after a crash, or when run again."""
+    done = dbo(*loose(tmp_path, line))
+    registry.forget(algorithms()["loose"].round.__module__)
+    assert done.code == (1 if told else 0), done.err
+    assert told in done.err
+    assert ("no claim" in done.out) == (not told)
+
+
+def test_a_memory_that_starts_anew_is_seen_after_a_checkpoint(dbo: Any, tmp_path: Path) -> None:
+    """A global that counts rounds from the first one on is the same in each run, but not in one that goes on."""
+    line = "memory[:] = [0] if not st.y.any() else memory; memory.append(1); y = y + 0.01 * len(memory)"
+    done = dbo(*loose(tmp_path, line, start="y=0 * shard.y0"))
+    registry.forget(algorithms()["loose"].round.__module__)
+    assert "a run that goes on from a checkpoint ends elsewhere" in done.err
+
+
 def red(dbo: Any, name: str) -> str:
     """What is told when an algorithm is off: exit 1, one line that begins with its name."""
     done = dbo("verify", "--algorithm", name)
