@@ -278,8 +278,11 @@ def test_a_start_that_failed_is_no_run_to_keep(tiny: Tiny, tmp_path: Path, advan
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "experiment.yaml").write_text("{}")
     (tmp_path / "b" / "summary.json").write_text('{"status": "failed", "run_key": "another"}')
+    (tmp_path / "b" / "events.jsonl").write_text('{"timestamp": 1.0, "kind": "ended", "status": "failed"}\n')
     assert run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a").status == "finished"
     assert advanced == list(range(1, 10))
+    told = [event["kind"] for event in read_events(tmp_path / "b" / "events.jsonl")]
+    assert told == ["continued", "started", "ended"]              # nothing is left of the failure
 
 
 def test_somebody_s_own_file_is_kept(tiny: Tiny, tmp_path: Path) -> None:
