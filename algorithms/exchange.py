@@ -109,8 +109,10 @@ class _NoNumber:
     """What arithmetic refuses with a word about what was meant, also beside an array."""
 
     __slots__ = ()
-    __array_ufunc__ = None              # NumPy hands over
     meant: ClassVar[str]
+
+    def __array_ufunc__(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse()                  # beside an array, in place too
 
     def _refuse(self, other: Any = None) -> NoReturn:
         raise NotRows(self.meant)

@@ -22,6 +22,7 @@ _ASIDE = {
     "task.name", "task.dataset",
 }
 _ASIDE_SECTIONS = ("tracking.", "topology.", "partition.", "engine.")
+_ELSEWHERE = ("tracking", "data_dir", "plugins", "topology")      # where files and servers are; graphs are settings
 _SHORT = {"algorithm.inner_steps": "K", "algorithm.lam": "λ", "algorithm.compressor.ratio": "ratio"}
 _TOPOLOGIES = ("ring", "two_hop", "erdos_renyi")       # in the paper's order, others after them
 
@@ -142,16 +143,20 @@ def order(gathered: Gathered) -> Ordered:
     varying = _varying(gathered.runs, flat, settings_of)
     found: dict[tuple[Setting, str, str], dict[str, Run]] = {}
     order_of: dict[tuple[Setting, str, str], tuple[Any, ...]] = {}
+    copies: dict[tuple[tuple[Setting, str, str], str | None], tuple[Setting, str, str]] = {}
     repeated = 0
     for run in gathered.runs:
         setting = settings_of[id(run)]
         keys = [key for key in varying[run.algorithm, setting.task] if key in flat[id(run)]]
         variant = ", ".join(f"{short(key)}={_value(flat[id(run)][key])}" for key in keys)
         values = tuple(_sortable(flat[id(run)].get(key)) for key in keys)
-        place = (setting, run.algorithm, variant)
-        if (there := found.get(place, {}).get(str(run.seed))) and _differs(run, there):
+        here = (setting, run.algorithm, variant)
+        place = copies.get((here, run.key), here)
+        there = found.get(here, {}).get(str(run.seed))
+        if place == here and there is not None and _differs(run, there, flat):
             variant = ", ".join(filter(None, (variant, f"in {run.folder}")))
             place, values = (setting, run.algorithm, variant), (*values, _sortable(variant))
+        copies[here, run.key] = place
         seeds = found.setdefault(place, {})
         order_of[place] = values
         if str(run.seed) in seeds:
@@ -164,9 +169,13 @@ def order(gathered: Gathered) -> Ordered:
     return Ordered(gathered, tuple(settings), cells, repeated)
 
 
-def _differs(run: Run, other: Run) -> bool:
-    """Whether what looks like one experiment was run with two versions of the code, a plugin's say."""
-    return None not in (run.key, other.key) and run.key != other.key
+def _differs(run: Run, other: Run, flat: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether what reads as one experiment was run with two versions of the code, a plugin's say."""
+    one, two = (
+        {key: value for key, value in flat[id(which)].items() if key.partition(".")[0] not in _ELSEWHERE}
+        for which in (run, other)
+    )
+    return None not in (run.key, other.key) and run.key != other.key and one == two
 
 
 def flatten(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -161,7 +161,7 @@ class Run:
             | {"round": number(nodes.get("round"))},
             "events": [
                 {key: number(event.get(key)) for key in ("timestamp", "after_round", "resumed_after", "seconds")}
-                | {key: text(event.get(key)) for key in ("kind", "reason", "status", "error")}
+                | {key: text(event.get(key)) for key in ("kind", "reason", "status", "error", "source")}
                 | {"blocks": numbers(event.get("blocks"))}
                 for event in self.events
             ],

@@ -155,7 +155,8 @@ def _show_comparison(rows: Any, target: str) -> None:
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
                   show_edge=False)
     for name in ("algorithm", "rounds", "MB", "seconds", *scores, "total MB"):
-        table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=True)
+        number = name != "algorithm"                # a number that is cut is none
+        table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows.to_dict("records"):
         price = [_figure(row[key], form) for key, form in _PRICE]
         name = row["algorithm"] + ("" if row["status"] == "finished" else f" ({row['status']})")
@@ -372,15 +373,12 @@ def _tell_failure(error: Exception) -> None:
     """The traceback; of an error in a plugin only what lies in the plugin and below, then where in it."""
     from dbo.platform import plugins
 
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [number for number, frame in enumerate(frames) if frame.filename in plugins.files()]
-    shown = traceback.format_list(frames[own[0]:]) if own else traceback.format_list(frames)
-    told = "".join([*shown, *traceback.format_exception_only(error)]).rstrip()
-    print(masked(f"Traceback (most recent call last):\n{told}"), file=sys.stderr)
-    if not own:
-        _fail("the run failed; the traceback above is the first error", 1)
-    at = frames[own[-1]]
-    _fail(f"{at.filename}, line {at.lineno}: {type(error).__name__}: {error}", 1)
+    found, at = traceback.TracebackException.from_exception(error), plugins.position(error)
+    own = [number for number, frame in enumerate(found.stack) if frame.filename in plugins.files()]
+    del found.stack[: own[0] if own else 0]
+    print(masked("".join(found.format()).rstrip()), file=sys.stderr)
+    told = f"{at}: {type(error).__name__}: {error}" if at else "the run failed; the traceback above is the first error"
+    _fail(told, 1)
 
 
 def _fail(text: str, code: int) -> None:

@@ -44,7 +44,7 @@ def plan(
     given = data.pop("algorithms", {})
     if not isinstance(given, dict) or not all(isinstance(params, dict | None) for params in given.values()):
         raise InputError("algorithms: must be a mapping of algorithm names to their parameters")
-    wanted = target or data.get("target")
+    wanted = data.get("target") if target is None else target
     data.pop("target", None)
     parsed = overriding.parse(overrides)
     for key in ("algorithm", "algorithm.name"):
@@ -60,22 +60,27 @@ def plan(
         pick("--algorithms", name, known)
     for name in given:
         pick("algorithms", name, known)
+    for key in _BY_ALGORITHM:
+        for name in data[key] if isinstance(data.get(key), dict) else ():
+            pick(key, name, known)
     if len(set(names)) < len(names):
         raise InputError(f"--algorithms: {','.join(names)} names an algorithm twice")
     _refuse_strangers(parsed, names)
     experiments = [_experiment(data, given, parsed, name) for name in names]
-    return experiments, _target(wanted, experiments[0])
+    return experiments, _target(wanted, experiments)
 
 
-def _target(wanted: Any, experiment: Experiment) -> Target:
-    """What is asked for, if the task can tell it: accuracies come from data, errors from closed forms."""
-    learns = experiment.parts.data is not None
-    level = Target.parse(str(wanted or (DEFAULT_TARGET if learns else CLOSED_FORM_TARGET)))
-    if (level.metric in CLOSED_FORMS) if learns else level.rising:
-        instead = DEFAULT_TARGET if learns else CLOSED_FORM_TARGET
-        raise InputError(
-            f"--target: {level} is not allowed; {experiment.task['name']} has no {level.metric}, take {instead} say"
-        )
+def _target(wanted: Any, experiments: Sequence[Experiment]) -> Target:
+    """What is asked for, if it can be told: accuracies come from data, errors from closed forms, one for a λ."""
+    learns = experiments[0].parts.data is not None
+    usual = DEFAULT_TARGET if learns else CLOSED_FORM_TARGET
+    level = Target.parse(str(usual if wanted is None else wanted))
+    who = experiments[0].task["name"]
+    unknown = level.metric in CLOSED_FORMS if learns else level.rising
+    if level.metric == "penalty_error" and not any("lam" in experiment.algorithm for experiment in experiments):
+        who, unknown = ", ".join(experiment.algorithm["name"] for experiment in experiments), True
+    if unknown:
+        raise InputError(f"--target: {level} is not allowed; {who} has no {level.metric}, take {usual} say")
     return level
 
 

@@ -79,6 +79,7 @@ def _equal(one: Flat, other: Flat) -> bool:
 
 def _near(one: Flat, other: Flat) -> bool:
     return all(
-        np.abs(rows - other[name]).max(initial=0) <= TOLERANCE * max(1.0, np.abs(rows).max(initial=0))
+        np.allclose(rows, other[name], rtol=0, atol=TOLERANCE * max(1.0, np.abs(rows).max(initial=0)))
+        if rows.dtype.kind == "f" else np.array_equal(rows, other[name])
         for name, rows in one.items()
     )

@@ -20,6 +20,7 @@ from dbo.platform.device import Cpu, Device, on_host
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.ledger import Ledger
 from dbo.platform.oracles import Counted
+from dbo.platform.plugins import position
 from dbo.platform.states import Flat, finite, flatten, rebuild
 from dbo.platform.topology import Network
 from dbo.tasks.problem import Problem
@@ -109,7 +110,7 @@ class Host:
             self._finish(end.value, packets=0)
             return None
         except NotRows as error:
-            raise ProtocolError(f"{self.algorithm.name}: {error}") from error
+            raise self._misused(error) from error
         self._under = _Under(round_, coroutine, spoken)
         return self._speak()
 
@@ -125,7 +126,7 @@ class Host:
             self._finish(end.value, packets=under.step + 1)
             return None
         except NotRows as error:
-            raise ProtocolError(f"{self.algorithm.name}: {error}") from error
+            raise self._misused(error) from error
         under.step += 1
         return self._speak()
 
@@ -207,6 +208,11 @@ class Host:
             ),
             message.dim,
         )
+
+    def _misused(self, error: NotRows) -> ProtocolError:
+        """What was done with messages or answers that cannot be, and where in a plugin."""
+        at = position(error)
+        return ProtocolError(f"{self.algorithm.name}: {error}" + (f" ({at})" if at else ""))
 
     def _finish(self, state: Any, packets: int) -> None:
         if not isinstance(state, self.algorithm.state):

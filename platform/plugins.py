@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import inspect
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,8 @@ def load(plugins: tuple[str, ...]) -> None:
                 _load_file(Path(plugin))
             else:
                 importlib.import_module(plugin)
+                if not any(_top(found.round.__module__) == _top(plugin) for found in algorithms().values()):
+                    raise InputError(f"{plugin} registers no algorithm")
                 _check(plugin)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
@@ -67,7 +70,8 @@ def _load_file(path: Path) -> None:
     try:
         exec(compile(source, module.__file__, "exec"), module.__dict__)
         if not any(found.round.__module__ == name for found in algorithms().values()):
-            raise InputError(f"{path} registers no algorithm; write @algorithm(…) above its round, README shows how")
+            way = "write @algorithm(…) above its round; one in another file is named as plugins=[package.module]"
+            raise InputError(f"{path} registers no algorithm: {way}")
         _check(name)
     except BaseException:
         del sys.modules[name]
@@ -80,6 +84,12 @@ def _load_file(path: Path) -> None:
 def files() -> set[str]:
     """The files of loaded plugins, as tracebacks name them."""
     return {str(sys.modules[name].__file__) for name in _loaded if name in sys.modules}
+
+
+def position(error: BaseException) -> str:
+    """Where in a plugin an error was made; empty if it was not made in one."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files()]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def _check(module: str) -> None:
@@ -99,13 +109,22 @@ def _check_algorithm(found: Algorithm) -> None:
             raise InputError(f"algorithm {found.name!r}: its claim's steps or floor: {error}") from None
 
 
+def _top(module: str) -> str:
+    """The package that a module belongs to."""
+    return module.partition(".")[0]
+
+
 def _module(path: Path) -> str:
     return "dbo_plugin_" + hashlib.sha256(str(opened(path).resolve()).encode()).hexdigest()[:12]
 
 
 def digests(plugins: tuple[str, ...]) -> list[str]:
     """What the loaded plugins' code is, for the run key: a changed plugin is another experiment."""
-    return [_loaded[_module(Path(plugin))] if plugin.endswith(".py") else _digest(plugin) for plugin in plugins]
+    try:
+        return [_loaded[_module(Path(plugin))] if plugin.endswith(".py") else _digest(plugin) for plugin in plugins]
+    except KeyError:
+        told = f"plugins: {', '.join(plugins)} changed and cannot be loaded; make the experiment again"
+        raise InputError(told) from None
 
 
 @cache
@@ -118,9 +137,9 @@ def built_in() -> str:
 
 def _digest(module: str) -> str:
     """Of a module's file; of one in a package, of all files of that package, which it may import."""
-    package = sys.modules.get(module.partition(".")[0])
+    package = sys.modules.get(_top(module))
     folders = [Path(folder) for folder in getattr(package, "__path__", ())]
-    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py")) if file.is_file()]
     origin = getattr(sys.modules.get(module), "__file__", None)
     if not files and origin is None:
         raise InputError(f"plugins: the source of {module} cannot be found")

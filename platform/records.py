@@ -108,7 +108,7 @@ class RunFolder:
             shutil.rmtree(place, ignore_errors=True)
         with suppress(OSError):
             self.checkpoints.rmdir()       # somebody else's files in it stay
-        for file in (self.summary, self.state, self.nodes, self.metrics, self.events, self.network, self.experiment):
+        for file in (self.summary, self.state, self.nodes, self.metrics, self.events, self.experiment, self.network):
             file.unlink(missing_ok=True)
         self._sums = _sums(self.metrics, self.nodes)
 

@@ -249,11 +249,14 @@ class _Run:
         self.folder.write_network(self.prepared.network.describe())
         if self.source is not None and checkpoint is not None:
             self.folder.tell(
-                "continued", after_round=checkpoint.round, run_key=self.experiment.run_key, source=str(self.source)
+                "continued", after_round=checkpoint.round, run_key=self.experiment.run_key,
+                source=str(self.source.path.absolute()),
             )
         write_atomically(self.folder.experiment, yaml_text.dump(masked_in(self.experiment.recorded())))
         if self.source is not None and checkpoint is not None:
             self.folder.copy_records(self.source)
+            if missing := lacks(self.folder, checkpoint):        # somebody else was at work there meanwhile
+                raise RunError(f"--from: {self.source} has changed: {missing}")
             self.checkpoints.save(checkpoint.round, ([block] for block in checkpoint.blocks), checkpoint.run)
         if checkpoint is not None:
             self.folder.rewind(checkpoint.round)

@@ -164,6 +164,7 @@ export function row(tag, texts) {
 export function events(told) {
   const say = {
     started: (e) => e.after_round ? `started again after round ${e.after_round}` : "started",
+    continued: (e) => `goes on from ${e.source} after round ${e.after_round}`,
     lost: (e) => `processes lost after round ${e.after_round}: ${e.reason}, blocks ${(e.blocks ?? []).join(", ")}`,
     recovered: (e) => `recovered in ${figure(e.seconds, 1)} s, went on after round ${e.resumed_after}`,
     ended: (e) => `ended: ${e.status}${e.error ? `, ${e.error}` : ""}`,

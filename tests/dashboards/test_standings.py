@@ -161,11 +161,19 @@ def test_two_versions_of_the_code_are_two_runs(tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gossip_penalty.py"
     plugin = tmp_path / "mine.py"
     keys = {**QUADRATIC, "plugins": [str(plugin)], "algorithm": {"name": "gossip_penalty"}}
-    for folder, factor in (("a", ""), ("again", ""), ("edited", "2 * ")):
+    for folder, factor in (("a", ""), ("again", ""), ("edited", "2 * "), ("edited-again", "2 * ")):
         text = example.read_text(encoding="utf-8").replace("st.x - cfg.step", f"st.x - {factor}cfg.step")
         plugin.write_text(text)
         run(Experiment(**keys), tmp_path / "runs" / folder)
     registry.forget(algorithms()["gossip_penalty"].round.__module__)
     ordered = order(gather([tmp_path / "runs"]))
     assert [cell.variant for cell in ordered.cells] == ["", f"in {tmp_path / 'runs' / 'edited'}"]
-    assert ordered.repeated == 1
+    assert ordered.repeated == 2
+
+
+def test_a_name_makes_no_version(tmp_path: Path) -> None:
+    """Runs that differ in what they are called, or in how often they were saved, are repetitions as before."""
+    for number, changes in enumerate(({}, {"name": "other"}, {"checkpoint_every": 1})):
+        run(Experiment(**{**QUADRATIC, **changes}), tmp_path / str(number))
+    ordered = order(gather([tmp_path]))
+    assert (len(ordered.cells), ordered.repeated) == (1, 2)

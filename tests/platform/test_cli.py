@@ -334,8 +334,12 @@ def test_compare_judges_by_what_can_be_told(dbo: Command, tiny_overrides: tuple[
     assert f"{last['solution_error']:.2g}" in done.out
     refused = dbo("compare", *keys, "--algorithms", "d_soba", "--target", "test_accuracy=0.7", "--out", "d")
     assert_refused(refused, "--target", "quadratic has no test_accuracy", "solution_error=0.1")
-    learning = ("engine.name=local", "tracking.uri=off", "--algorithms", "d_soba", "--target", "penalty_error=0.7")
-    assert_refused(dbo("compare", *learning, "--out", "d"), "coefficient_tuning has no penalty_error")
+    learning = ("engine.name=local", "tracking.uri=off", "--algorithms", "d_soba", "--target", "solution_error=0.7")
+    assert_refused(dbo("compare", *learning, "--out", "d"), "coefficient_tuning has no solution_error")
+    free = dbo("compare", *keys, "--algorithms", "d_soba,sldbo", "--target", "penalty_error=0.1", "--out", "d")
+    assert_refused(free, "d_soba, sldbo has no penalty_error")
+    empty = dbo("compare", *keys, "--algorithms", "d_soba", "--target", "", "--out", "d")
+    assert_refused(empty, "--target", "metric=level")
     assert not (tmp_path / "d").exists()
 
 
@@ -347,6 +351,8 @@ def test_an_override_wins_over_numbers_by_algorithm(dbo: Command, tmp_path: Path
     )
     wanted = ("--algorithms", "f2ba,d_soba", "tracking.uri=off", "--out", "c", "--quiet")
     assert_refused(dbo("compare", "c.yaml", *wanted), "rounds", "d_soba")
+    (tmp_path / "typo.yaml").write_text("eval_every: {f2ab: 5}\nalgorithms: {f2ba: {}}\n")
+    assert_refused(dbo("compare", "typo.yaml", "--out", "d"), "eval_every", "'f2ab'", "f2ba")
     done = dbo("compare", "c.yaml", "rounds=2", *wanted)
     assert done.code == 0, done.err
     for name, every in (("f2ba", 3), ("d_soba", 10)):

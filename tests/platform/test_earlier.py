@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, RunError
 from dbo.platform.experiment import Experiment
 from dbo.platform.local import LocalEngine
 from dbo.platform.records import CLOCKS, RunFolder, read_events, read_run
@@ -270,6 +270,26 @@ def test_death_while_taking_over(
     assert advanced == list(range(1, 10))
     told = [event for event in read_events(b / "events.jsonl") if event["kind"] == "continued"]
     assert (told[-1]["source"], told[-1]["after_round"]) == (str(a), 6)
+
+
+def test_a_source_that_changes_meanwhile_is_not_taken_over(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records go while processes are started: the run fails instead of losing them, and can be started again."""
+    run(tiny(rounds=6), tmp_path / "a")
+    kept = (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    copy = RunFolder.copy_records
+
+    def late(self: RunFolder, other: RunFolder) -> None:
+        other.metrics.unlink()
+        copy(self, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "copy_records", late)
+        with pytest.raises(RunError, match=r"--from: .*a has changed: metrics\.jsonl"):
+            run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a")
+    (tmp_path / "a" / "metrics.jsonl").write_bytes(kept)
+    assert list(run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a").history["round"]) == list(range(10))
 
 
 def test_a_start_that_failed_is_no_run_to_keep(tiny: Tiny, tmp_path: Path, advanced: list[int]) -> None:

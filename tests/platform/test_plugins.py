@@ -354,7 +354,7 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
     "name of a built-in": ('"mine"', '"sldbo"', ["'sldbo'", "a built-in"]),
     "no algorithm": (
         '@algorithm("mine", config=Config, state=State, init=init, packets=lambda cfg: 1)\n', "",
-        ["mine.py", "registers no algorithm"]),
+        ["mine.py", "registers no algorithm", "plugins=[package.module]"]),
     "a claim for another configuration": (
         PACKETS, PACKETS + ", claim=__import__('dbo.algorithms.claims', fromlist=['Claim']).Claim("
         "limit=None, invariants=None, rounds=1, steps={'stepz': 1})", ["algorithm 'mine'", "claim", "'stepz'"]),
@@ -399,6 +399,8 @@ def test_wrong_plugin_is_told_in_one_line(
         ("x, = await mix(x=st.x)", "x = mix(x=st.x)", "mine: mix(...) must be awaited: write `await mix(...)`"),
         ("State(x + 0", "State(mix(x=x)", "mine: state.x is a Outgoing after the round; must be an array; "
          "mix(...) must be awaited: write `await mix(...)`"),
+        ("x, = await mix(x=st.x)", "x = st.x + 0; x += await mix(x=st.x)", "mine: await mix(...) answers with a tuple, "
+         "a part per channel: write `(x,) = await mix(x=…)`"),
         ("mix(x=st.x)", "mix(st.x)", "mine: mix(...) got rows without a name: write mix(x=…), bytes are counted by "
          "these names"),
     ],
@@ -416,7 +418,8 @@ def test_wrong_round_is_told_in_one_line(
     file.write_text(text)
     chosen = (f"plugins=[{file}]", "algorithm={name: mine}")
     done = dbo("run", *tiny_overrides, *chosen, "--out", tmp_path / "r", "--quiet")
-    assert (done.code, done.err) == (1, f"dbo: {said}\n")
+    where = f" ({file}, line 23)" if said.startswith(("mine: mix", "mine: await")) else ""
+    assert (done.code, done.err.replace("line 24", "line 23")) == (1, f"dbo: {said}{where}\n")
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
 
 
@@ -430,6 +433,29 @@ def test_what_went_wrong_in_a_plugin_is_told_where_it_stands(
     assert "typer" not in done.err
     *_, last = done.err.splitlines()
     assert last.startswith(f"dbo: {file}, line 24: AttributeError: a shard has no 'gradient'; it has nodes, dim_x")
+
+
+def test_the_cause_of_an_error_is_told_too(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """A plugin's `raise … from error`: both are in the traceback."""
+    file = Path(mine(tmp_path))
+    text = file.read_text()
+    chain = ["try:", "    {}['first']", "except KeyError as error:", "    raise RuntimeError('second') from error"]
+    file.write_text(text.replace("    x, = await", "\n".join(["", *chain, "x, = await"]).replace("\n", "\n    ")[1:]))
+    done = dbo("run", *tiny_overrides, f"plugins=[{file}]", "algorithm={name: mine}", "--out", str(tmp_path / "r"))
+    assert done.code == 1
+    assert "KeyError: 'first'" in done.err
+    assert done.err.splitlines()[-1] == f"dbo: {file}, line 26: RuntimeError: second"
+
+
+def test_an_experiment_whose_plugin_broke_is_told(tiny: Tiny, tmp_path: Path) -> None:
+    """In a notebook: an earlier experiment cannot tell its key any more, and says why."""
+    file = Path(mine(tmp_path))
+    earlier = tiny(plugins=[str(file)], algorithm={"name": "mine"})
+    file.write_text("1 / 0\n")
+    with pytest.raises(InputError, match="ZeroDivisionError"):
+        tiny(plugins=[str(file)], algorithm={"name": "mine"})
+    with pytest.raises(InputError, match="make the experiment again"):
+        _ = earlier.run_key
 
 
 def test_other_code_is_told_from_another_experiment(
@@ -486,6 +512,7 @@ def test_plugin_is_listed(dbo: Command) -> None:
     ("arguments", "parts"),
     [
         (["plugins=[missing.py]"], ["plugins.0", "missing.py", "No such file"]),
+        (["plugins=[json]"], ["plugins.0", "json registers no algorithm"]),
         (["plugins=[a/folder]"], ["plugins.0", "a/folder", "cannot be imported"]),
         (["plugins=[~nobody_of_that_name/mine.py]"], ["plugins.0", "~nobody_of_that_name", "No such file"]),
         (["plugins=mine.py"], ["plugins", "'mine.py'", "a list"]),
