@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dbo.algorithms import registry
 from dbo.algorithms.compressors import COMPRESSORS
 from dbo.algorithms.registry import algorithms
 from dbo.platform import overrides, plugins, presets, yaml_text
@@ -418,10 +419,12 @@ def test_run_key_is_the_same_in_every_process(tiny: Tiny) -> None:
 def test_run_key_changes_with_a_plugin_s_content(tiny: Tiny, tmp_path: Path) -> None:
     """Another code is another run, the same code under another path is not."""
     first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
-    first.write_text("a = 1\n")
-    second.write_text("a = 1\n")
-    third.write_text("a = 2\n")
-    keys = [tiny(plugins=[str(file)]).run_key for file in (first, second, third)]
+    example = (ROOT / "docs" / "examples" / "gossip_penalty.py").read_text(encoding="utf-8")
+    keys = []
+    for file, text in ((first, example), (second, example), (third, example + "# edited\n")):
+        file.write_text(text)
+        keys.append(tiny(plugins=[str(file)]).run_key)
+        registry.forget(algorithms()["gossip_penalty"].round.__module__)        # another process
     assert keys[0] == keys[1] != keys[2]
     assert tiny().run_key not in keys
 
