@@ -462,14 +462,16 @@ def test_run_key_changes_with_any_file_of_a_plugin_s_package(
     """A package is all of its modules, also those further down."""
     package = tmp_path / "a_package_of_mine"
     (package / "deep").mkdir(parents=True)
-    for name in ("__init__.py", "helper.py", "deep/kernel.py"):
-        (package / name).write_text("a = 1\n")
+    example = (ROOT / "docs" / "examples" / "gossip_penalty.py").read_text(encoding="utf-8")
+    for name, text in (("__init__.py", example), ("helper.py", ""), ("deep/kernel.py", "")):
+        (package / name).write_text(f"{text}a = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     keys = [tiny(plugins=["a_package_of_mine"]).run_key]
     for name in ("__init__.py", "helper.py", "deep/kernel.py"):
         (package / name).write_text("a = 2\n")
         keys.append(tiny(plugins=["a_package_of_mine"]).run_key)
     monkeypatch.delitem(sys.modules, "a_package_of_mine")
+    registry.forget("a_package_of_mine")
     assert len(set(keys)) == 4
     assert tiny().run_key not in keys
 
