@@ -310,6 +310,7 @@ def test_copies_of_a_tracking_server_are_no_runs(tmp_path: Path) -> None:
 def test_details_of_a_run(tmp_path: Path) -> None:
     """The network with a place for each node, the nodes' last line, what happened."""
     run = begin(tmp_path)
+    run.tell("continued", source="/runs/shorter", after_round=3)
     evaluate(run, 0, 1, 2)
     run.tell("ended", status="failed", error=EVIL)
     watched = Watched(tmp_path)
@@ -319,8 +320,9 @@ def test_details_of_a_run(tmp_path: Path) -> None:
     assert detail["nodes"] == {
         "round": 2, "accuracy": [0.1, 0.2, 0.3], "apart_x": [1.0, 2.0, 3.0], "apart_y": [0.0] * 3, "bytes": [2, 2, 2],
     }
-    assert [event["kind"] for event in detail["events"]] == ["started", "ended"]
-    assert detail["events"][1]["error"] == EVIL
+    assert [event["kind"] for event in detail["events"]] == ["started", "continued", "ended"]
+    assert (detail["events"][1]["source"], detail["events"][1]["after_round"]) == ("/runs/shorter", 3)
+    assert detail["events"][2]["error"] == EVIL
     assert watched.detail("0" * 16) is None
 
 

@@ -1,6 +1,7 @@
 """The command line: exit codes, one line for wrong input, nothing written then; and what it prints when all is well."""
 
 import fcntl
+import io
 import json
 import os
 import re
@@ -8,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from rich.console import Console
 
 from dbo.algorithms.registry import algorithms
+from dbo.platform import cli
 
 Command = Callable[..., Any]
 
@@ -426,3 +430,19 @@ def test_a_real_process_keeps_the_contract(dbo_process: Command, tmp_path: Path)
     assert_refused(dbo_process("run", "nodes=3", "topology.name=two_hop", cwd=tmp_path), "topology.name", "two_hop")
     assert_refused(dbo_process("run", "--nonsense", cwd=tmp_path), "--nonsense")
     assert tree(tmp_path) == {}
+
+
+def test_no_number_of_a_comparison_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns, with a long name and large figures: names fold, numbers stay whole."""
+    screen = io.StringIO()
+    monkeypatch.setattr(cli, "console", Console(file=screen, width=80))
+    row = {
+        "algorithm": "algorithm_of_somebody", "single_machine": False, "status": "diverged", "rounds_to_target": None,
+        "mb_to_target": 123.45, "seconds_to_target": 234.56, "test_accuracy": 0.9123, "node_accuracy_mean": 0.8234,
+        "node_accuracy_min": 0.7345, "comm_mb": 98765.4,
+    }
+    cli._show_comparison(pd.DataFrame([row]), "node_accuracy_mean=0.9")
+    said = screen.getvalue()
+    assert "…" not in said
+    for figure in ("not reached", "123.45", "234.56", "0.9123", "0.8234", "0.7345", "98765"):
+        assert figure in said
