@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbo.algorithms.claims import Claim
-from dbo.algorithms.exchange import Outgoing
+from dbo.algorithms.gossip import Outgoing
 from dbo.algorithms.protocol import Array, Shard
 
 # A new file adds its name here, in the order in which they are listed: the paper's, its baselines, other networked
@@ -126,7 +126,7 @@ def _called(round_: Round) -> str:
 def algorithms() -> Mapping[str, Algorithm]:
     """Every registered algorithm: built-ins in their order, then plugins'."""
     for name in _BUILT_IN:
-        import_module(f"dbo.algorithms.{name}")
+        import_module(f"dbo.algorithms.methods.{name}")
     return {name: _registry[name] for name in _BUILT_IN} | _registry
 
 

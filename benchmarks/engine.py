@@ -26,11 +26,11 @@ import measure
 import numpy as np
 from round import RATIO, STEPS, digits, local
 
-from dbo.platform.cluster import Ray
-from dbo.platform.engine import Engine, Work
-from dbo.platform.experiment import Experiment
-from dbo.platform.local import Local
-from dbo.platform.run import Prepared, prepare
+from dbo.platform.config.engines import EngineSettings, LocalSettings, RaySettings
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.base import Work
+from dbo.platform.engine.factory import start_engine
+from dbo.platform.runs.runner import Prepared, prepare
 
 PROC = Path("/proc")    # not on every system: what is read there is left out elsewhere
 TOP_K = {"name": "top_k", "ratio": RATIO}
@@ -48,10 +48,11 @@ class Rounds:
 
 
 @contextmanager
-def started(start: Callable[[Work], Engine], experiment: Experiment, made: Prepared) -> Iterator[Rounds]:
+def started(settings: EngineSettings, experiment: Experiment, made: Prepared) -> Iterator[Rounds]:
     """An engine, ended when it is no longer needed."""
     parts = experiment.parts
-    engine = start(Work(parts.algorithm, parts.config, made.problem, made.network, experiment.resolved()))
+    engine = start_engine(
+        settings, Work(parts.algorithm, parts.config, made.problem, made.network, experiment.resolved()))
     try:
         yield Rounds(engine)
     finally:
@@ -70,7 +71,7 @@ def small(quick: bool) -> None:
     experiment = digits(nodes=nodes)
     made = prepare(experiment)
     rounds, repeats = (1, 2) if quick else (3, 15)
-    with started(Local().start, experiment, made) as inside, started(Ray().start, experiment, made) as on_ray:
+    with started(LocalSettings(), experiment, made) as inside, started(RaySettings(), experiment, made) as on_ray:
         actors, peers = packing(on_ray), f"gloo, {nodes} processes"
         variants = {
             "in process": measure.clocked(inside, rounds), actors: measure.clocked(on_ray, rounds),
@@ -121,7 +122,7 @@ def large(quick: bool) -> None:
         f"large messages: synthetic text, {made.problem.dim_y / 1e6:.2f} million parameters per node, 10 nodes, ring, "
         f"K = {inner_steps}, top-k 20 %, float32", flush=True,
     )
-    with started(Local().start, experiment, made) as inside, started(Ray().start, experiment, made) as on_ray:
+    with started(LocalSettings(), experiment, made) as inside, started(RaySettings(), experiment, made) as on_ray:
         actors = packing(on_ray)
         pids = on_ray.engine.pids()
         times = measure.in_turn(
@@ -162,7 +163,7 @@ def crowd(nodes: int) -> Experiment:
 def memory(nodes: int) -> int:
     """Peak bytes of this process after some rounds with so many nodes; for a process of its own."""
     experiment = crowd(nodes)
-    with started(Local().start, experiment, prepare(experiment)) as advance:
+    with started(LocalSettings(), experiment, prepare(experiment)) as advance:
         for _ in range(3):
             advance()
     # The kernel's count for this program alone; getrusage also remembers the parent that it was forked from.
@@ -186,7 +187,7 @@ def nodes(quick: bool) -> None:
         variants: dict[str, measure.Timed] = {}
         for count in (few, many):
             experiment = crowd(count)
-            advance = open_engines.enter_context(started(Local().start, experiment, prepare(experiment)))
+            advance = open_engines.enter_context(started(LocalSettings(), experiment, prepare(experiment)))
             variants[f"{count} nodes, per node and round"] = per_node(measure.clocked(advance, many // count), count)
         times = measure.in_turn(variants, repeats=2 if quick else 25)
     for name, found in times.items():

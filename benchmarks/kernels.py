@@ -17,11 +17,11 @@ import measure
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from dbo.algorithms import kernels, selection, wide
-from dbo.algorithms.compressors import kept
-from dbo.algorithms.exchange import Packed, PackedRow
-from dbo.platform import wire
-from dbo.platform.device import Cpu
+from dbo.algorithms.compression.compressors import kept
+from dbo.algorithms.gossip import Packed, PackedRow
+from dbo.algorithms.kernels import compiled, fused, selection
+from dbo.platform.engine.device import Cpu
+from dbo.platform.network import wire
 
 RATIO = 0.2
 ROWS = 10
@@ -59,12 +59,12 @@ def main() -> None:
     form = "vector" if selection.fastest() is selection.VECTOR else "scalar"
     print(f"top-k {RATIO:.0%} of {dim:,} float32, one thread, {form} form", flush=True)
     Cpu()                     # memory as engines keep it
-    wide.warm("float32")
+    fused.warm("float32")
     random = np.random.default_rng(0)
     rows = [random.standard_normal(dim).astype(np.float32) for _ in range(ROWS)]
     references = [np.zeros_like(row) for row in rows]
     tensors = [torch.from_numpy(row) for row in rows]
-    packed: list[PackedRow] = [wide.top_k(row, np.zeros_like(row), k) for row in rows]
+    packed: list[PackedRow] = [fused.top_k(row, np.zeros_like(row), k) for row in rows]
     for row, found in zip(rows[:2], packed, strict=False):
         positions = torch.topk(torch.from_numpy(np.abs(row)), k).indices.sort().values.numpy()
         assert np.array_equal(positions, found.positions(dim)), "the two must select the same entries"
@@ -78,7 +78,7 @@ def main() -> None:
         tensors[i][indices]
 
     def add(i: int) -> None:
-        kernels.add_packed1(spare, np.float32(0.5), packed[i].words, packed[i].entries)
+        compiled.add_packed1(spare, np.float32(0.5), packed[i].words, packed[i].entries)
 
     target = torch.zeros(dim)
     indices = [torch.from_numpy(found.positions(dim)) for found in packed]
@@ -92,7 +92,7 @@ def main() -> None:
         nonlocal at
         at = (at + 1) % ROWS
         start = time.perf_counter()
-        wide.top_k(rows[at], references[at], k)
+        fused.top_k(rows[at], references[at], k)
         seconds = time.perf_counter() - start
         references[at][:] = 0          # the reference has taken the message in: back to the start
         return seconds

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dbo.platform.tracking_store import environment
+from dbo.platform.tracking.client import environment
 
 
 class Server:

@@ -24,9 +24,9 @@ import numpy as np
 from kernels import entropy_bound
 from round import RATIO, STEPS, local
 
-from dbo.algorithms.compressors import kept
-from dbo.platform.experiment import Experiment
-from dbo.platform.run import prepare
+from dbo.algorithms.compression.compressors import kept
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.runs.runner import prepare
 
 PROC = Path("/proc")
 NODES = 10

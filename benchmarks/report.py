@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=1000)
     parser.add_argument("--browser", help="also open and scroll the page in this Chromium")
     given = parser.parse_args()
-    from dbo.dashboards.gather import gather
+    from dbo.dashboards.load import gather
     from dbo.dashboards.report import write
 
     with tempfile.TemporaryDirectory() as folder:

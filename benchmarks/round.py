@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from dbo.platform.experiment import Experiment
-from dbo.platform.local import LocalEngine
-from dbo.platform.run import prepare
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.local import LocalEngine
+from dbo.platform.runs.runner import prepare
 
 Array = NDArray[Any]
 

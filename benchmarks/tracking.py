@@ -19,11 +19,11 @@ from typing import Any
 import measure
 from mlflow_server import Server, serving
 
-from dbo.platform.experiment import Experiment
-from dbo.platform.records import read_metrics
-from dbo.platform.run import prepare, run
-from dbo.platform.tracking import following, sync
-from dbo.platform.tracking_store import environment
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.runs.run_folder import read_metrics
+from dbo.platform.runs.runner import prepare, run
+from dbo.platform.tracking.client import environment
+from dbo.platform.tracking.process import following, sync
 
 NOWHERE = "http://127.0.0.1:9"           # the discard port: nobody listens
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dbo.dashboards import charts_curves
-from dbo.dashboards.cells import Ordered, order
-from dbo.dashboards.figures_draw import DRAWERS, legend, line, log_axis, new, spread_out
-from dbo.dashboards.gather import Gathered, gather
+from dbo.dashboards.charts import curves
+from dbo.dashboards.charts.draw import DRAWERS, legend, line, log_axis, new, spread_out
+from dbo.dashboards.groups import Ordered, order
+from dbo.dashboards.load import Gathered, gather
 from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,19 +57,19 @@ def write(gathered: Gathered, folder: Path, names: Sequence[str], quick: bool = 
 def overview(ordered: Ordered) -> "Figure":
     """Accuracy of the nodes' own models (the worst node, or the seeds' interval, as a shade) against MB and seconds."""
     figure, axes = new(7.2, 3.0, 1, 2, gaps=(0.2, 0.3), sharey=True)
-    curves = [curve for curve in charts_curves.curves(ordered) if "node_accuracy_mean" in curve["y"]]
-    if not curves:
+    drawn = [curve for curve in curves.curves(ordered) if "node_accuracy_mean" in curve["y"]]
+    if not drawn:
         raise InputError(f"{ordered.gathered.places[0]}: these runs have no accuracies to draw")
     for axis, against in zip(axes[0], ("comm_mb", "seconds"), strict=True):
-        log_x = spread_out(curves, against)
-        for curve in curves:
+        log_x = spread_out(drawn, against)
+        for curve in drawn:
             line(axis, curve, "node_accuracy_mean", against, log_x=log_x)
-        axis.set(xlabel=charts_curves.NAMES[against], ylim=(0, 1))
+        axis.set(xlabel=curves.NAMES[against], ylim=(0, 1))
         axis.grid(visible=True)
         if log_x:
             log_axis(axis)
     axes[0][0].set_ylabel("test accuracy, mean over nodes")
-    legend(axes[0][0], [curve["a"] for curve in curves])
+    legend(axes[0][0], [curve["a"] for curve in drawn])
     return figure
 
 

@@ -10,10 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dbo.dashboards import charts_curves, charts_nodes, standings
-from dbo.dashboards.cells import Ordered, order
-from dbo.dashboards.charts_sensitivity import sensitivity
-from dbo.dashboards.gather import Gathered
+from dbo.dashboards import ranking
+from dbo.dashboards.charts import curves, nodes
+from dbo.dashboards.charts.sensitivity import sensitivity
+from dbo.dashboards.groups import Ordered, order
+from dbo.dashboards.load import Gathered
 from dbo.dashboards.palette import look, shades
 from dbo.dashboards.topology import DRAWN
 
@@ -45,9 +46,9 @@ def render(ordered: Ordered) -> str:
     data = _data(ordered)
     return environment.get_template("report.html.j2").render(
         title=_title(ordered), lead=_lead(ordered), claims=_claims(ordered), alerts=_alerts(ordered),
-        cards=standings.cards(ordered), words=standings.words(ordered), intervals=_intervals(ordered),
-        table=standings.rows(ordered),
-        several=len(ordered.settings) > 1, measures=standings.measures(ordered), figures=_figures(ordered, data),
+        cards=ranking.cards(ordered), words=ranking.words(ordered), intervals=_intervals(ordered),
+        table=ranking.rows(ordered),
+        several=len(ordered.settings) > 1, measures=ranking.measures(ordered), figures=_figures(ordered, data),
         incidents=data["incidents"], runs=_runs(ordered), commands=_commands(ordered), version=version("dbo"),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), plotly=Markup(_plotly()), data=Markup(embed(data)),
         style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
@@ -76,14 +77,14 @@ def _plotly() -> str:
 
 def _data(ordered: Ordered) -> dict[str, Any]:
     looks = {name: look(name) for name in ordered.algorithms}
-    channels, oracles = charts_nodes.channels(ordered), charts_nodes.oracles(ordered)
+    channels, oracles = nodes.channels(ordered), nodes.oracles(ordered)
     return {
         "looks": {name: [one.light, one.dark, one.dash] for name, one in looks.items()},
-        "names": charts_curves.NAMES, "short": charts_curves.SHORT,
-        "panels": charts_curves.panels(ordered), "curves": charts_curves.curves(ordered),
-        "incidents": charts_curves.incidents(ordered), "sensitivity": sensitivity(ordered),
-        "channels": channels, "oracles": oracles, "heat": charts_nodes.heat(ordered),
-        "graphs": charts_nodes.graphs(ordered),
+        "names": curves.NAMES, "short": curves.SHORT,
+        "panels": curves.panels(ordered), "curves": curves.curves(ordered),
+        "incidents": curves.incidents(ordered), "sensitivity": sensitivity(ordered),
+        "channels": channels, "oracles": oracles, "heat": nodes.heat(ordered),
+        "graphs": nodes.graphs(ordered),
         "shades": {str(n): shades(n) for n in {len(part["names"]) for part in (channels, oracles) if part}},
         "columns": len({setting.topology for setting in ordered.settings}),
     }

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.dashboards.gather import Run
+from dbo.dashboards.load import Run
 
 DRAWN = 400         # nodes that can be told from each other in a picture
 _SPRINGS = 60       # beyond so many nodes the exact layout takes too long

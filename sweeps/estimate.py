@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from dbo.platform.engine import Work
-from dbo.platform.evaluation import evaluate
-from dbo.platform.experiment import Experiment
-from dbo.platform.local import Local
-from dbo.platform.oracles import pooled
-from dbo.platform.run import Prepared, prepare
-from dbo.platform.topology import single_node
-from dbo.sweeps.cells import Cell
+from dbo.platform.config.engines import LocalSettings
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.base import Work
+from dbo.platform.engine.evaluation import evaluate
+from dbo.platform.engine.factory import start_engine
+from dbo.platform.engine.shard_wrappers import pooled
+from dbo.platform.network.topology import single_node
+from dbo.platform.runs.runner import Prepared, prepare
+from dbo.sweeps.grid import Cell
 
 _BUDGET = 3.0           # seconds for trying cells
 _START = 1.0            # seconds until a cell's first round
@@ -96,7 +97,7 @@ def _tried(experiment: Experiment, problems: dict[str, Prepared]) -> _Pace:
     problem, graph = prepared.problem, prepared.network
     if parts.algorithm.single_machine:
         problem, graph = pooled(problem), single_node()
-    engine = Local(threads=1).start(Work(parts.algorithm, parts.config, problem, graph, settings))
+    engine = start_engine(LocalSettings(threads=1), Work(parts.algorithm, parts.config, problem, graph, settings))
     try:
         engine.advance(1)
         first = engine.ledger().bytes_links

@@ -17,14 +17,14 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dbo.platform import overrides as overriding
-from dbo.platform import paths, yaml_text
-from dbo.platform.compare import DEFAULT_TARGET
-from dbo.platform.components import pick, tell
+from dbo.platform.cli.submit import carry
+from dbo.platform.config import overrides as overriding
+from dbo.platform.config import paths, yaml_io
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.validation import pick, tell
 from dbo.platform.errors import InputError
-from dbo.platform.experiment import Experiment
-from dbo.platform.records import COLUMNS, Target
-from dbo.platform.submit import carry
+from dbo.platform.runs.compare import DEFAULT_TARGET
+from dbo.platform.runs.run_folder import COLUMNS, Target
 
 SHELVES = {"": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper")}
 MOST_CELLS = 10_000
@@ -156,7 +156,7 @@ def find(name: str) -> Path:
 def read(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
     """The sweep in a file, with `key=value` on top: keys of the sweep, `axes.KEY=[…]`, and keys of its experiment."""
     file = Path(source)
-    data = yaml_text.read(file)
+    data = yaml_io.read(file)
     data.setdefault("name", file.stem)
     for section in ("experiment", "axes"):
         if not isinstance(data.get(section, {}), Mapping):
@@ -209,4 +209,4 @@ def pack(sweep: Sweep, folder: Path) -> None:
             section["file"] = carry(section["file"], folder)
     if "topology.file" in data["axes"]:
         data["axes"]["topology.file"] = [carry(file, folder) for file in data["axes"]["topology.file"]]
-    (folder / "sweep.yaml").write_text(yaml_text.dump(data), encoding="utf-8")
+    (folder / "sweep.yaml").write_text(yaml_io.dump(data), encoding="utf-8")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dbo.platform.masking import masked
-from dbo.platform.records import CLOCKS, COLUMNS, Target, read_metrics
-from dbo.platform.run import reached
-from dbo.sweeps.cells import Cell, shown
+from dbo.platform.config.redact import masked
+from dbo.platform.runs.run_folder import CLOCKS, COLUMNS, Target, read_metrics
+from dbo.platform.runs.runner import reached
+from dbo.sweeps.grid import Cell, shown
 
 PRICES = {"rounds_to_target": "round", "mb_to_target": "comm_mb", "seconds_to_target": "seconds"}
 _FINAL = tuple(c for c in COLUMNS if c not in {"round", "timestamp"})

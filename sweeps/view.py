@@ -8,9 +8,9 @@ from rich.table import Table
 
 from dbo.platform.errors import InputError
 from dbo.sweeps import plan
-from dbo.sweeps.cells import short
+from dbo.sweeps.grid import short
 from dbo.sweeps.plan import Sweep
-from dbo.sweeps.sweep import Folder, Forecast, Outcome
+from dbo.sweeps.runner import Folder, Forecast, Outcome
 
 _MOST_ROWS = 40
 

@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
-from dbo.tasks.problem import Array, Partition, Samples, generator
+from dbo.tasks.api import Array, Partition, Samples, generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ from typing import Any, Literal, Protocol
 import pytest
 
 from dbo.algorithms import registry
-from dbo.platform import cli, plugins
+from dbo.platform.cli import main
+from dbo.platform.config import plugins
 
 Need = Literal["browser", "data"]
 NEEDS: dict[str, str] = {"browser": "a browser", "data": "the shared data"}
@@ -98,7 +99,7 @@ def dbo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         capsys.readouterr()
         code: Any = 0
         try:
-            cli.main()
+            main.main()
         except SystemExit as end:
             code = end.code
         said = capsys.readouterr()
@@ -113,7 +114,7 @@ def dbo_process() -> Command:
 
     def run(*arguments: str, cwd: Path, **more: Any) -> Done:
         done = subprocess.run(
-            [sys.executable, "-c", "from dbo.platform.cli import main; main()", *arguments],
+            [sys.executable, "-c", "from dbo.platform.cli.main import main; main()", *arguments],
             cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **more,
         )
         return Done(done.returncode, done.stdout, done.stderr)

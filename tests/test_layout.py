@@ -1,4 +1,4 @@
-"""The layout of the checkout: rooms without `__init__.py`, and a folder called platform that hides nothing.
+"""The layout of the checkout: package folders without `__init__.py`, and a folder called platform that hides nothing.
 
 Python looks through the path entry by entry. In one entry a folder with an `__init__.py` is a package and ends the
 search; a folder without one is only noted as a namespace candidate, used if no later entry has a real module of that
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SETUPTOOLS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 PACKAGES: list[str] = SETUPTOOLS["packages"]
 PACKAGE_DIR: dict[str, str] = SETUPTOOLS["package-dir"]
-ROOMS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
+FOLDERS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
 
 
 def python(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -35,11 +35,13 @@ def platform_seen_from(folder: Path) -> Path:
     return Path(done.stdout.strip()).resolve()
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_room_has_an_init(room: str) -> None:
-    """No room, and no folder in one, has an `__init__.py`."""
-    assert (ROOT / room).is_dir()
-    assert [str(f.relative_to(ROOT)) for f in (ROOT / room).rglob("__init__.py*")] == []
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_package_folder_has_an_init(folder: str) -> None:
+    """No top-level package folder has an `__init__.py`; the sub-packages have one."""
+    assert (ROOT / folder).is_dir()
+    assert not list((ROOT / folder).glob("__init__.py*"))
+    packages = {file.parent for file in (ROOT / folder).rglob("*.py")} - {ROOT / folder}
+    assert [str(package) for package in packages if not (package / "__init__.py").is_file()] == []
 
 
 def test_platform_is_the_standard_library_s() -> None:
@@ -60,12 +62,12 @@ def test_python_works_from_the_root(args: tuple[str, ...]) -> None:
 
 def test_an_init_would_hide_the_standard_library(tmp_path: Path) -> None:
     """Negative control: the same folder is harmless without `__init__.py` and hides the module with one."""
-    room = tmp_path / "platform"
-    room.mkdir()
-    (room / "wire.py").touch()
+    package = tmp_path / "platform"
+    package.mkdir()
+    (package / "errors.py").touch()
     assert not platform_seen_from(tmp_path).is_relative_to(tmp_path)
-    (room / "__init__.py").touch()
-    assert platform_seen_from(tmp_path) == (room / "__init__.py").resolve()
+    (package / "__init__.py").touch()
+    assert platform_seen_from(tmp_path) == (package / "__init__.py").resolve()
 
 
 def test_nothing_at_the_root_shadows_the_standard_library() -> None:
@@ -74,23 +76,23 @@ def test_nothing_at_the_root_shadows_the_standard_library() -> None:
     assert [path.name for path in standard if path.is_file() or (path / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_module_in_a_room_is_named_like_a_standard_one(room: str) -> None:
-    """`python room/module.py` puts the room first on the path: a `room/queue.py` would then be what `queue` means."""
-    assert [path.name for path in (ROOT / room).glob("*.py") if path.stem in sys.stdlib_module_names] == []
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_module_is_named_like_a_standard_one(folder: str) -> None:
+    """`python folder/module.py` puts the folder first on the path: a `queue.py` there would be what `queue` means."""
+    assert [path.name for path in (ROOT / folder).glob("*.py") if path.stem in sys.stdlib_module_names] == []
 
 
 def test_package_lists_agree() -> None:
-    """Every package has its folder in package-dir, the folder exists, and the rooms are all there."""
+    """Every package has its folder in package-dir, the folder exists, and the package folders are all there."""
     assert sorted(PACKAGES) == sorted(PACKAGE_DIR)
     for package, folder in PACKAGE_DIR.items():
-        assert package == "dbo." + folder.replace("/", ".")
+        assert package == ("dbo" if folder == "dbo" else "dbo." + folder.replace("/", "."))
         assert (ROOT / folder).is_dir(), folder
-    assert {folder.partition("/")[0] for folder in PACKAGE_DIR.values()} == set(ROOMS)
+    assert {folder.partition("/")[0] for folder in PACKAGE_DIR.values()} == {"dbo", *FOLDERS}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_file_of_a_room_is_in_the_wheel(room: str) -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_file_is_in_the_wheel(folder: str) -> None:
     """A folder that is neither a package nor a package's data would be missing from the wheel without a word."""
     data = {
         file
@@ -98,23 +100,24 @@ def test_every_file_of_a_room_is_in_the_wheel(room: str) -> None:
         for pattern in patterns
         for file in (ROOT / PACKAGE_DIR[package]).glob(pattern)
     }
-    files = [file for file in (ROOT / room).rglob("*") if file.is_file() and file not in data]
+    files = [file for file in (ROOT / folder).rglob("*") if file.is_file() and file not in data]
     kept = [file.relative_to(ROOT) for file in files]
     folders = {f.parent.as_posix() for f in kept if not any(p.startswith((".", "__pycache__")) for p in f.parts)}
-    assert room in folders
+    assert folder in folders
     assert folders <= set(PACKAGE_DIR.values())
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_room_is_typed_and_linked_for_the_type_checkers(room: str) -> None:
-    """typings/dbo/<room> is a relative link to the room, which says that it is typed."""
-    link = ROOT / "typings" / "dbo" / room
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_package_is_typed_and_linked_for_the_type_checkers(folder: str) -> None:
+    """typings/dbo/<folder> is a relative link to the folder, which holds a py.typed."""
+    link = ROOT / "typings" / "dbo" / folder
     assert link.is_symlink()
     assert not link.readlink().is_absolute()
-    assert link.resolve() == (ROOT / room).resolve()
-    assert (ROOT / room / "py.typed").is_file()
+    assert link.resolve() == (ROOT / folder).resolve()
+    assert (ROOT / folder / "py.typed").is_file()
 
 
-def test_no_link_without_a_room() -> None:
-    """typings/dbo holds the rooms' links and nothing else."""
-    assert {path.name for path in (ROOT / "typings" / "dbo").iterdir()} == set(ROOMS)
+def test_no_link_without_a_package() -> None:
+    """typings/dbo links the package folders and the modules of dbo/, and nothing else."""
+    modules = {path.name for path in (ROOT / "dbo").glob("*.py")}
+    assert {path.name for path in (ROOT / "typings" / "dbo").iterdir()} == {*FOLDERS, *modules}

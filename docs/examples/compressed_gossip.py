@@ -14,11 +14,11 @@ from annotated_types import Gt, Le
 from typing_extensions import Doc
 
 from dbo.algorithms.claims import PENALTY, Claim, mean
-from dbo.algorithms.compressors import Compressor, TopK
-from dbo.algorithms.draws import draws
-from dbo.algorithms.exchange import mix
+from dbo.algorithms.compression.compressors import Compressor, TopK
+from dbo.algorithms.gossip import mix
 from dbo.algorithms.protocol import Array, Shard
 from dbo.algorithms.registry import algorithm, counter
+from dbo.algorithms.rng import draws
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 from annotated_types import Gt
 from typing_extensions import Doc
 
-from dbo.algorithms.exchange import mix
+from dbo.algorithms.gossip import mix
 from dbo.algorithms.protocol import Array, Shard
 from dbo.algorithms.registry import algorithm
 

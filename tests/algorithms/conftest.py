@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from dbo.algorithms.registry import Algorithm, algorithms
-from dbo.platform.local import LocalEngine
-from dbo.platform.oracles import pooled
-from dbo.platform.topology import TOPOLOGIES, Network, network
-from dbo.tasks.catalog import TASKS
-from dbo.tasks.datasets import DATASETS
+from dbo.platform.engine.local import LocalEngine
+from dbo.platform.engine.shard_wrappers import pooled
+from dbo.platform.network.topology import TOPOLOGIES, Network, network
+from dbo.tasks.api import Problem, Setup
+from dbo.tasks.datasets.digits import DATASETS
 from dbo.tasks.partitions import ByClass
-from dbo.tasks.problem import Problem, Setup
-from dbo.tasks.quadratic import Quadratic, QuadraticProblem
+from dbo.tasks.problems.quadratic import Quadratic, QuadraticProblem
+from dbo.tasks.registry import TASKS
 
 # Step sizes with which each algorithm is stable on the quadratic task (L_g = 1.1, strong convexity 0.2) and the three
 # networks of the paper; an algorithm that is not here runs with its defaults.

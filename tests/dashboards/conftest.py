@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dbo.platform.experiment import Experiment
-from dbo.platform.run import run
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.runs.runner import run
 
 TINY: dict[str, Any] = {"nodes": 4, "rounds": 8, "engine": {"name": "local"}}
 QUADRATIC: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """The Grafana boards: well formed, and asking only for metrics that the engine exports, with bounded labels.
 
-That these metrics are at the Prometheus endpoint of a real run is seen in tests/platform/test_submit.py.
+That these metrics are at the Prometheus endpoint of a real run is seen in tests/platform/cli/test_submit.py.
 """
 
 import json
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from dbo.platform import meters
+from dbo.platform.engine import prometheus
 
 GRAFANA = Path(__file__).resolve().parents[2] / "dashboards" / "grafana"
 BOARDS = sorted(GRAFANA.glob("*.json"))
-EXPORTED = {f"ray_{name}" for name in (*meters.GAUGES, *meters.COUNTERS, *meters.NODE_GAUGES)}
-OF_NODES = {f"ray_{name}" for name in meters.NODE_GAUGES}
+EXPORTED = {f"ray_{name}" for name in (*prometheus.GAUGES, *prometheus.COUNTERS, *prometheus.NODE_GAUGES)}
+OF_NODES = {f"ray_{name}" for name in prometheus.NODE_GAUGES}
 
 
 def expressions(board: dict[str, Any]) -> Iterator[str]:
@@ -73,7 +73,7 @@ def test_boards_ask_for_exported_metrics_and_bounded_labels(board: dict[str, Any
         labels = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
         for name, selector in re.findall(r"(\w+)\s*\{([^}]*)\}", expression):
             assert selector == 'run=~"$run", algorithm=~"$algorithm"'
-            assert labels == {*meters.LABELS} | ({"node"} if name in OF_NODES else set())
+            assert labels == {*prometheus.LABELS} | ({"node"} if name in OF_NODES else set())
 
 
 def test_every_exported_metric_is_on_a_board() -> None:

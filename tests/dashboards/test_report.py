@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dbo.dashboards import making, report
+from dbo.dashboards import outputs, report
 from dbo.dashboards.figures import main as draw
-from dbo.dashboards.gather import gather
-from dbo.platform import cli
+from dbo.dashboards.load import gather
+from dbo.platform.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 Copy = Callable[[str], Path]
@@ -106,7 +106,7 @@ def test_damaged_folder_leaves_an_earlier_page_as_it_was(
     figures = tmp_path / "figures"
     monkeypatch.setattr(sys, "argv", ["dbo", "report", str(folder), "--out", str(out), "--figures", str(figures)])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        main.main()
     assert end.value.code == 2
     said = capsys.readouterr()
     assert str(folder / "summary.json") in (said.out + said.err).replace("\n", "")
@@ -124,14 +124,14 @@ def test_wrong_options(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["dbo", "report", str(made / "quadratic"), *wrong])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        main.main()
     assert end.value.code == 2
     assert not list(tmp_path.iterdir())
 
 
 def test_figures_for_paper(made: Path, tmp_path: Path) -> None:
     """PDF with embedded TrueType fonts and PNG, one column wide."""
-    said = list(making.report([made / "sweep"], tmp_path / "r.html", tmp_path / "f", "sensitivity,accuracy", None))
+    said = list(outputs.report([made / "sweep"], tmp_path / "r.html", tmp_path / "f", "sensitivity,accuracy", None))
     assert said == [f"figures: {tmp_path / 'f'} (sensitivity, accuracy-mb, accuracy-seconds, accuracy-rounds)"]
     assert not (tmp_path / "r.html").exists()
     pdf = (tmp_path / "f" / "accuracy-mb.pdf").read_bytes()
@@ -143,7 +143,7 @@ def test_figures_for_paper(made: Path, tmp_path: Path) -> None:
 
 
 def test_all_figures_of_a_comparison(made: Path, tmp_path: Path) -> None:
-    made_names = list(making.report([made / "compare", made / "diverged"], tmp_path / "r.html", tmp_path, None, None))
+    made_names = list(outputs.report([made / "compare", made / "diverged"], tmp_path / "r.html", tmp_path, None, None))
     for name in ("loss-rounds", "consensus-x", "consensus-y", "channels", "oracles", "nodes", "topology"):
         assert name in made_names[1]
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
@@ -160,16 +160,16 @@ def test_overview_by_module(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
 def test_after_a_run_a_sweep_and_a_comparison(copy: Copy) -> None:
     """The page and the graph in the folder; of several runs the figures too, of a comparison the graph of each run."""
     run = copy("quadratic")
-    assert making.after("run", run) == run / "report.html"
+    assert outputs.after("run", run) == run / "report.html"
     assert (run / "topology.png").exists()
     assert not (run / "figures").exists()
     sweep = copy("sweep")
-    making.after("sweep", sweep)
+    outputs.after("sweep", sweep)
     assert {file.name for file in (sweep / "figures").iterdir()} >= {"accuracy-mb.pdf", "sensitivity.png"}
     assert (sweep / "report.html").exists()
     assert (sweep / "topology.png").exists()
     assert not list(sweep.rglob("*/topology.png"))
     comparison = copy("compare")
-    making.after("compare", comparison)
+    outputs.after("compare", comparison)
     assert {picture.parent.name for picture in comparison.rglob("topology.png")} == {
         comparison.name, *(place.parent.name for place in comparison.glob("*/network.json"))}

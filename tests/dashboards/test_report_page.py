@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dbo.dashboards import report
-from dbo.dashboards.gather import gather
+from dbo.dashboards.load import gather
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

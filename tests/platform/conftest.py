@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dbo.platform.experiment import Experiment
-from dbo.platform.records import CLOCKS, read_metrics
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.runs.run_folder import CLOCKS, read_metrics
 
 TINY: dict[str, Any] = {
     "nodes": 4, "rounds": 6, "checkpoint_every": 2, "dtype": "float64", "engine": {"name": "local"},
@@ -37,8 +37,8 @@ def tiny_overrides() -> tuple[str, ...]:
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
     """The one Ray cluster of the test session; its actors wait between runs."""
-    from dbo.platform.ray_session import connect
-    from dbo.platform.seats import waiting_room
+    from dbo.platform.engine.placement import waiting_room
+    from dbo.platform.engine.ray_session import connect
 
     module = connect(None)
     with waiting_room():

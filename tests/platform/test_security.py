@@ -9,26 +9,24 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults import abuse
 
-from dbo.platform import wire
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.redact import masked
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.experiment import Experiment
-from dbo.platform.masking import masked
-from dbo.platform.records import read_run
-from dbo.platform.run import run
-from dbo.platform.storage import Storage
+from dbo.platform.network import wire
+from dbo.platform.runs.remote import Storage
+from dbo.platform.runs.run_folder import read_run
+from dbo.platform.runs.runner import run
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-abuse: Any = import_module("faults_abuse")
 
 Command = Callable[..., Any]
-ROOMS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
+FOLDERS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
 
 
 # ---- pickles ---------------------------------------------------------------------------------------------------------
@@ -72,8 +70,8 @@ def test_the_payloads_bite(tmp_path: Path) -> None:
 
 # (call, why it may stand where it stands)
 ALLOWED = {
-    ("platform/plugins.py", "exec"): "a plugin is code that the user names",
-    ("platform/yaml_text.py", "yaml.load"): "with a loader that is a SafeLoader",
+    ("platform/config/plugins.py", "exec"): "a plugin is code that the user names",
+    ("platform/config/yaml_io.py", "yaml.load"): "with a loader that is a SafeLoader",
 }
 FORBIDDEN = {
     "eval", "exec", "pickle.load", "pickle.loads", "pickle.Unpickler", "cPickle.loads", "dill.loads", "dill.load",
@@ -105,8 +103,8 @@ def offences(file: Path, name: str) -> list[str]:
 def test_no_room_loads_pickles_or_runs_text() -> None:
     """eval, exec, pickle, torch.load, yaml.load, shell=True and their kin: only where it is said why."""
     found = []
-    for room in ROOMS:
-        for file in sorted((ROOT / room).rglob("*.py")):
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
             found += offences(file, file.relative_to(ROOT).as_posix())
     assert found == []
 
@@ -192,7 +190,7 @@ def test_a_failure_s_text_is_masked(tiny: Callable[..., Experiment], tmp_path: P
     """An exception that quotes a URL: summary.json and events.jsonl tell it without the password."""
     plugin = tmp_path / "raises.py"
     plugin.write_text(
-        "from dbo.algorithms import c2dfb\n"
+        "from dbo.algorithms.methods import c2dfb\n"
         "from dbo.algorithms.registry import algorithm\n"
         "@algorithm('leaky', config=c2dfb.Config, state=c2dfb.State, init=c2dfb.init, packets=lambda c: 3)\n"
         "async def leaky(st, shard, cfg):\n    'Leaks.'\n    raise OSError('http://me:hunter2@host/ is away')\n"
@@ -212,7 +210,7 @@ def test_no_secret_lies_in_the_repository() -> None:
         r"AKIA[0-9A-Z]{16}|-----BEGIN (?:RSA |EC )?PRIVATE KEY|ghp_[A-Za-z0-9]{36}|xox[bp]-[0-9]{8,}"
         r"|RAY_AUTH_TOKEN=[0-9a-f]{32,}"
     )
-    for folder in (*ROOMS, "docs", "benchmarks"):
+    for folder in (*FOLDERS, "docs", "benchmarks"):
         for file in (ROOT / folder).rglob("*"):
             if file.is_file() and file.suffix in {".py", ".md", ".yaml", ".json", ".toml"}:
                 assert not shapes.search(file.read_text(encoding="utf-8", errors="replace")), file

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dbo.platform import rooms, yaml_text
+from dbo.platform.cli import sweep
+from dbo.platform.config import yaml_io
 
 QUICK: dict[str, Any] = {
     "name": "quick",
@@ -29,7 +30,7 @@ def sheet(tmp_path: Path) -> Sheet:
 
     def write(**changes: Any) -> Path:
         path = tmp_path / "quick.yaml"
-        path.write_text(yaml_text.dump({**QUICK, **changes}), encoding="utf-8")
+        path.write_text(yaml_io.dump({**QUICK, **changes}), encoding="utf-8")
         return path
 
     return write
@@ -39,14 +40,14 @@ def sheet(tmp_path: Path) -> Sheet:
 def dbo(dbo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """In a folder of its own; reports are other tests' business."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rooms, "after", lambda kind, folder, quiet: print(f"after {kind} {folder}"))
+    monkeypatch.setattr(sweep, "write_outputs", lambda kind, folder, quiet: print(f"after {kind} {folder}"))
     return dbo
 
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
-    """The one Ray cluster of the test session, which other rooms' tests may have started already."""
-    from dbo.platform.ray_session import connect
+    """The one Ray cluster of the test session, which other packages' tests may have started already."""
+    from dbo.platform.engine.ray_session import connect
 
     module = connect(None)
     yield module

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dbo.platform import yaml_text
+from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
 from dbo.sweeps import plan
-from dbo.sweeps.cells import Cells, shown
+from dbo.sweeps.grid import Cells, shown
 
 Sheet = Callable[..., Path]
 Command = Callable[..., Any]
@@ -134,9 +134,9 @@ def test_random_draws_are_those_of_the_seed(sheet: Sheet) -> None:
 
 def test_small_problems_stay_in_one_process(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody says which engine, the size of the problem does, before the key is made of it."""
-    monkeypatch.setattr("dbo.sweeps.cells.SMALL", 4 * 12)
+    monkeypatch.setattr("dbo.sweeps.grid.SMALL", 4 * 12)
     assert Cells(plan.read(sheet())).fixed[0].experiment.engine["name"] == "local"
-    monkeypatch.setattr("dbo.sweeps.cells.SMALL", 4 * 12 - 1)
+    monkeypatch.setattr("dbo.sweeps.grid.SMALL", 4 * 12 - 1)
     assert Cells(plan.read(sheet())).fixed[0].experiment.engine["name"] == "ray"
     given = Cells(plan.read(sheet(), ["engine.nodes_per_actor=2"])).fixed[0].experiment.engine
     assert (given["name"], given["nodes_per_actor"]) == ("ray", 2)
@@ -152,7 +152,7 @@ def test_a_packed_sweep_makes_the_same_cells(sheet: Sheet, tmp_path: Path) -> No
     folder.mkdir()
     plan.pack(sweep, folder)
     assert (folder / "edges.txt").read_text() == edges.read_text()
-    data = yaml_text.read(folder / "sweep.yaml")
+    data = yaml_io.read(folder / "sweep.yaml")
     assert data["experiment"]["topology"]["file"] == "edges.txt"
     assert "address" not in data["experiment"]["engine"]
     again = plan.read(folder / "sweep.yaml", [f"topology.file={edges}"])

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dbo.platform.records import Target
+from dbo.platform.runs.run_folder import Target
 from dbo.sweeps import plan, summaries
-from dbo.sweeps.cells import Cell, Cells
+from dbo.sweeps.grid import Cell, Cells
 
 Sheet = Callable[..., Path]
 TARGET = Target("test_accuracy", 0.9)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dbo.tasks.problem import Part
+from dbo.tasks.api import Part
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

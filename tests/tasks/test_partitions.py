@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbo.tasks.datasets import Digits
+from dbo.tasks.datasets.digits import Digits
 from dbo.tasks.partitions import PARTITIONS, ByClass, Dirichlet, Iid, deal
 
 labels_of = st.lists(st.integers(0, 7), min_size=1, max_size=120).map(np.array)

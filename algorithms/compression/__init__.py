@@ -1,0 +1,1 @@
+"""Compressors and their contraction factors."""

@@ -1,0 +1,1 @@
+"""Fused array operations and top-k selection for rows of many entries."""

@@ -1,0 +1,1 @@
+"""Chart data: curves, sensitivity panels, per-node charts."""

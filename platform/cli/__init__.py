@@ -1,0 +1,1 @@
+"""The command line: one module per command. The only package that may import every other one."""

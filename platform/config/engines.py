@@ -1,0 +1,48 @@
+"""Engine settings: what `engine:` in an experiment may say. The engines themselves are in `platform.engine`."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dbo.parameters import param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSettings:
+    """All nodes in this process, as one block of stacked rows."""
+
+    runtime_only: ClassVar[frozenset[str]] = frozenset()
+    gpus_per_node: ClassVar[float] = 0.0
+    max_recoveries: ClassVar[int] = 0
+
+    threads: int = param(1, ge=1, help="threads of the linear algebra; results are bit-identical for equal counts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySettings:
+    """Nodes in Ray actors, one each while the cluster has the CPUs or GPUs, several to an actor otherwise."""
+
+    # These do not influence the results: they may differ when a run is resumed.
+    runtime_only: ClassVar[frozenset[str]] = frozenset(
+        {"address", "placement", "placement_timeout", "step_timeout", "max_recoveries"}
+    )
+
+    nodes_per_actor: int | Literal["auto"] = param("auto", help="rows per actor; auto: as few as fit")
+    gpus_per_node: float = param(0.0, ge=0, help="share of a GPU for each node; 0: CPU")
+    cpus_per_node: float | None = param(
+        None, help="CPUs reserved for each node; null: the actors share what the cluster has")
+    threads: int = param(1, ge=1, help="threads of an actor's linear algebra")
+    address: str | None = param(None, help="a running cluster; null: RAY_ADDRESS, else an own one on loopback")
+    placement: Literal["spread", "pack"] = param("spread", help="actors over the machines, or as close as possible")
+    placement_timeout: float = param(60.0, gt=0, help="seconds to wait for the cluster to place the actors")
+    step_timeout: float = param(600.0, gt=0, help="seconds to wait for an answer before actors count as lost")
+    max_recoveries: int = param(100, ge=0, help="how often lost actors are replaced before the run fails")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.nodes_per_actor, int) and self.nodes_per_actor < 1:
+            raise ValueError(f"nodes_per_actor: {self.nodes_per_actor} is not allowed; must be auto or ≥ 1")
+        if self.cpus_per_node is not None and self.cpus_per_node <= 0:
+            raise ValueError(f"cpus_per_node: {self.cpus_per_node} is not allowed; must be > 0")
+
+
+EngineSettings = LocalSettings | RaySettings
+ENGINES: dict[str, type[LocalSettings] | type[RaySettings]] = {"ray": RaySettings, "local": LocalSettings}

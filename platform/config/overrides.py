@@ -1,0 +1,55 @@
+"""`key=value` on the command line: dotted paths into the experiment, values read as YAML."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dbo.platform.config import yaml_io
+from dbo.platform.errors import InputError
+
+
+def parse(arguments: Iterable[str]) -> dict[str, Any]:
+    """{"algorithm.lam": 100.0, …} in the order given; a path given twice keeps its last value."""
+    overrides: dict[str, Any] = {}
+    for argument in arguments:
+        path, sign, text = argument.partition("=")
+        if not sign or not all(part.strip() for part in path.split(".")):
+            raise InputError(f"{argument!r} is not of the form key=value, e.g. algorithm.lam=100")
+        overrides[path] = yaml_io.parse(text, path)
+    return overrides
+
+
+def apply(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with the overrides laid on top.
+
+    Naming another component (`algorithm.name=mdbo` over a file that says c2dfb) drops the parameters that belonged to
+    the old one: they mean nothing to the new one.
+    """
+    result: dict[str, Any] = _copy(data)
+    for path, value in overrides.items():
+        if path.endswith(".name"):
+            section = _section(result, path)
+            if section.get("name", value) != value:
+                section.clear()
+                section["name"] = value
+    for path, value in overrides.items():
+        section = _section(result, path)
+        section[path.rpartition(".")[2]] = _copy(value)
+    return result
+
+
+def _section(data: dict[str, Any], path: str) -> dict[str, Any]:
+    section = data
+    for part in path.split(".")[:-1]:
+        inner = section.get(part)
+        if inner is None:
+            inner = section[part] = {}
+        elif not isinstance(inner, dict):
+            raise InputError(f"{path}: {part} is {inner!r}, which has no keys of its own")
+        section = inner
+    return section
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return list(value) if isinstance(value, list) else value

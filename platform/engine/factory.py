@@ -1,0 +1,31 @@
+"""Start the engine that an experiment's settings describe."""
+
+import os
+import sys
+
+from dbo.platform.config.engines import EngineSettings, LocalSettings
+from dbo.platform.engine.base import Engine, Work
+from dbo.platform.engine.local import LocalEngine
+from dbo.platform.engine.placement import pack_nodes
+from dbo.platform.engine.ray_engine import RayEngine
+from dbo.platform.engine.ray_session import connect
+
+
+def start_engine(settings: EngineSettings, work: Work) -> Engine:
+    """Return the engine, its blocks placed and ready for the first round."""
+    if isinstance(settings, LocalSettings):
+        blocks = work.blocks or [range(work.network.nodes)]
+        return LocalEngine(
+            work.algorithm, work.config, work.problem, work.network, blocks, threads=settings.threads)
+    ray = connect(settings.address)
+    return RayEngine(settings, ray, work, work.blocks or pack_nodes(settings, ray, work.network.nodes))
+
+
+def startup_notice(settings: EngineSettings) -> str | None:
+    """Return what the user waits for before the first round; None if there is nothing to wait for."""
+    if isinstance(settings, LocalSettings):
+        return None
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return None
+    return "connecting to Ray" if settings.address or os.environ.get("RAY_ADDRESS") else "starting Ray on this machine"

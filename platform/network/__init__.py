@@ -1,0 +1,1 @@
+"""The network: topology and mixing weights, wire format, traffic ledger."""

@@ -1,0 +1,135 @@
+"""What was said, counted: bytes, values and packets of every node since the start of a run.
+
+A node's packet is one broadcast, and one transmission per neighbour. The ledger of a block covers the block's rows
+only; `Ledger.merge` puts blocks together. Two ways of counting are kept apart:
+
+* what really travels: encoded bytes, headers included (`bytes_broadcast`, `bytes_links`), and the four totals
+  {values only, values + indices} × {per broadcast, per link} without headers (`totals`);
+* the paper's Table 1 (`paper_megabytes`): float32 values of one node, nominal k per message, once per broadcast.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dbo.algorithms.gossip import Message, Packed
+from dbo.platform.network.wire import ENCODED, VALUE_BYTES, VALUES, Sizes
+
+Counts = NDArray[np.int64]
+
+_MEBIBYTE = 1 << 20
+_NOMINAL = 3             # column of a channel's table beside the three that the wire counts
+_CHANNEL = "channel."    # how a channel's table is named in an export
+
+
+class Ledger:
+    """Counts per channel and node."""
+
+    def __init__(self, ids: Sequence[int], degree: Sequence[int] | Counts) -> None:
+        self.ids: Counts = np.array(ids, dtype=np.int64)
+        self.degree: Counts = np.array(degree, dtype=np.int64)
+        if self.ids.shape != self.degree.shape or len(set(self.ids.tolist())) != self.ids.size:
+            raise ValueError(f"a ledger needs distinct nodes and a degree for each, got {self.ids} and {self.degree}")
+        self.packets: Counts = np.zeros_like(self.ids)      # (nodes,) packets that each node has sent
+        self.header: Counts = np.zeros_like(self.ids)       # (nodes,) bytes of them that are in no channel's body
+        self._tables: dict[str, Counts] = {}                # channel → (nodes, 4)
+
+    def record(self, messages: Mapping[str, Message | Packed], sizes: Sizes) -> None:
+        """Every row sends one packet with these messages, of these sizes."""
+        self.packets += 1
+        self.header += sizes.header
+        for name, counted in sizes.tables.items():
+            table = self._tables.get(name)
+            if table is None:
+                table = self._tables[name] = np.zeros((self.ids.size, 4), dtype=np.int64)
+            table[:, :_NOMINAL] += counted
+            table[:, _NOMINAL] += messages[name].kept
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The channels that have been used, in order of first use."""
+        return tuple(self._tables)
+
+    def bytes_by_channel(self) -> dict[str, Counts]:
+        """(nodes,) bytes that each node has broadcast, by channel, and those outside of bodies as "header"."""
+        return {"header": self.header.copy()} | {name: t[:, ENCODED].copy() for name, t in self._tables.items()}
+
+    def values_by_channel(self) -> dict[str, Counts]:
+        """(nodes,) values that each node has broadcast, by channel."""
+        return {name: table[:, VALUES].copy() for name, table in self._tables.items()}
+
+    def bytes_by_node(self) -> Counts:
+        """(nodes,) encoded bytes that each node has broadcast, headers included."""
+        return self.header + self._column(ENCODED)
+
+    @property
+    def bytes_broadcast(self) -> int:
+        """Encoded bytes, each packet once."""
+        return int(self.bytes_by_node().sum())
+
+    @property
+    def bytes_links(self) -> int:
+        """Encoded bytes, each packet once for every neighbour that receives it."""
+        return int(self.bytes_by_node() @ self.degree)
+
+    def links(self, neighbours: Sequence[Sequence[int]]) -> dict[tuple[int, int], int]:
+        """Encoded bytes that went from i to j, by (i, j); `neighbours` are those of the whole network."""
+        sent = zip(self.ids.tolist(), self.bytes_by_node().tolist(), strict=True)
+        return {(i, j): count for i, count in sent for j in neighbours[i]}
+
+    def totals(self) -> dict[str, int]:
+        """Bytes without headers, counted in the four ways that papers count them."""
+        values, bodies = self._column(VALUE_BYTES), self._column(ENCODED)
+        return {
+            "values_broadcast": int(values.sum()),
+            "values_links": int(values @ self.degree),
+            "values_indices_broadcast": int(bodies.sum()),
+            "values_indices_links": int(bodies @ self.degree),
+        }
+
+    def paper_megabytes(self, weights: Mapping[str, float] | None = None) -> float:
+        """Table 1's "MB": MiB of float32 values that one node (their mean) broadcasts, with k values to a message.
+
+        `weights` says how often a channel counts where that is not once; the paper leaves out half of C²DFB's.
+        """
+        weights = weights or {}
+        values = sum(weights.get(name, 1.0) * float(t[:, _NOMINAL].mean()) for name, t in self._tables.items())
+        return values * 4 / _MEBIBYTE
+
+    def export(self) -> dict[str, NDArray[Any]]:
+        """All counts as arrays, rows first: what a checkpoint keeps."""
+        flat = {"ids": self.ids.copy(), "packets": self.packets.copy(), "header": self.header.copy()}
+        return flat | {f"{_CHANNEL}{name}": table.copy() for name, table in self._tables.items()}
+
+    def restore(self, *exports: Mapping[str, NDArray[Any]]) -> None:
+        """Back to what `export` gave; exports of other blocks may be mixed in, each row finds its own by its node."""
+        where = {node: (part, row) for part in exports for row, node in enumerate(part["ids"].tolist())}
+        if sum(len(part["ids"]) for part in exports) != len(where):
+            raise ValueError("ledger: a node is in more than one export")
+        missing = [node for node in self.ids.tolist() if node not in where]
+        if missing:
+            raise ValueError(f"ledger: no counts for nodes {missing}")
+        names = dict.fromkeys(key for part in exports for key in part if key.startswith(_CHANNEL))
+        tables = {name: np.zeros((self.ids.size, 4), dtype=np.int64) for name in names}
+        for at, node in enumerate(self.ids.tolist()):
+            part, row = where[node]
+            self.packets[at], self.header[at] = part["packets"][row], part["header"][row]
+            for name in names:
+                if name in part:
+                    tables[name][at] = part[name][row]
+        self._tables = {name.removeprefix(_CHANNEL): table for name, table in tables.items()}
+
+    @classmethod
+    def merge(cls, parts: Iterable["Ledger"]) -> Self:
+        """One ledger of all blocks' rows, in node order."""
+        parts = list(parts)
+        degree = {node: d for part in parts for node, d in zip(part.ids.tolist(), part.degree.tolist(), strict=True)}
+        merged = cls(sorted(degree), [degree[node] for node in sorted(degree)])
+        merged.restore(*(part.export() for part in parts))
+        return merged
+
+    def _column(self, column: int) -> Counts:
+        """(nodes,) the sum over all channels."""
+        return sum((table[:, column] for table in self._tables.values()), np.zeros_like(self.ids))

@@ -1,0 +1,1 @@
+"""Verification: closed-form certificates and contract checks of algorithms."""

@@ -1,0 +1,1 @@
+"""Search step sizes for presets, with the same budget for every algorithm."""

@@ -1,0 +1,12 @@
+"""Search step sizes: `python -m dbo.sweeps.tuning`."""
+
+import sys
+
+from dbo.platform.errors import InputError
+from dbo.sweeps.tuning.command import app
+
+try:
+    app()
+except InputError as error:
+    print(f"dbo: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""Tasks: the problems that experiments can name, with their oracles."""

@@ -1,0 +1,1 @@
+"""Tests, in the tree of the packages; tests/faults is the fault harness."""

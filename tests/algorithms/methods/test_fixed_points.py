@@ -1,0 +1,99 @@
+"""Where each algorithm ends on the heterogeneous quadratic, against the point computed in closed form.
+
+Tracked methods reach their point exactly: ψ's minimiser, the penalty solution, or the zero of the biased equation of
+methods that invert local Hessians. Untracked ones stop at a distance that shrinks with the step sizes. Each claims
+which; that it arrives there from the start is what `dbo verify` checks, on a ring in
+tests/platform/verify/test_certificates.py.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dbo.algorithms.methods.dsgda_gt import Triple
+from dbo.algorithms.parts.soba import Directions
+from dbo.algorithms.registry import algorithms
+from dbo.platform.engine.local import LocalEngine
+from dbo.platform.verify.certificates import verify
+from dbo.tasks.problems.quadratic import QuadraticProblem, neumann
+
+Array = Any
+NETWORKED = [name for name, algorithm in algorithms().items() if not algorithm.single_machine]
+STAY = ["dsgda_gt", "f2ba", "mdbo", "sldbo", "vrdbo"]
+
+
+@pytest.mark.parametrize("topology", ["two_hop", "erdos_renyi"])
+@pytest.mark.parametrize("name", NETWORKED)
+def test_claims_hold_on_other_networks(name: str, topology: str) -> None:
+    """From the common start every node arrives where the algorithm claims, or stops at a floor that shrinks."""
+    assert verify(algorithms()[name], topology).off == ()
+
+
+def point(problem: QuadraticProblem, name: str, cfg: Any) -> Array:
+    """Where the algorithm should end, in closed form."""
+    claim = algorithms()[name].claim
+    assert claim is not None
+    return problem.zero_of(lambda x: claim.limit.hypergradient(problem, cfg, x))
+
+
+def distance(engine: LocalEngine, target: Array) -> float:
+    """The largest relative distance of any node's x."""
+    rows = engine.rows("x")
+    assert rows is not None
+    return float(np.linalg.norm(rows - target, axis=1).max() / np.linalg.norm(target))
+
+
+def test_the_points_differ(lab: Any) -> None:
+    """Control: the points that the methods are held against are not one and the same, two methods' kind aside."""
+    problem = lab.quadratic()
+    names = ["sldbo", "dsgda_gt", "mdbo", "gossip_dsbo", "bome"]
+    points = [point(problem, name, lab.config(name)) for name in names]
+    apart = [np.linalg.norm(a - b) / np.linalg.norm(a) for i, a in enumerate(points) for b in points[:i]]
+    assert min(apart) > 0.01
+
+
+def at_rest(lab: Any, name: str, topology: str) -> tuple[LocalEngine, Array]:
+    """The engine with every node at the method's point and trackers at 0, the means of the local directions there."""
+    problem, cfg = lab.quadratic(), lab.config(name)
+    engine = lab.engine(name, cfg, problem, topology)
+    host = engine.hosts[0]
+    shard, nodes, target = host.shard, len(host.ids), point(problem, name, cfg)
+
+    def rows(v: Array) -> Array:
+        return np.tile(v, (nodes, 1))
+
+    x, y = rows(target), rows(problem.y_star(target))
+    start = host.state
+    if name == "sldbo":
+        v = rows(np.linalg.solve(problem.hessians.mean(0), problem.y_star(target) - problem.t.mean(0)))
+        local = Directions(
+            x=shard.f_x(x, y) - shard.g_xy(x, y, v), y=shard.g_y(x, y), v=shard.g_yy(x, y, v) - shard.f_y(x, y)
+        )
+        state = replace(start, x=x, y=y, v=v, local=local, track=Directions(x=0 * x, y=0 * y, v=0 * y))
+    elif name in ("mdbo", "vrdbo"):
+        p = (neumann(problem.hessians, cfg.neumann_terms, cfg.lipschitz) @ shard.f_y(x, y)[:, :, None])[:, :, 0]
+        u, v = shard.f_x(x, y) - shard.g_xy(x, y, p), shard.g_y(x, y)
+        state = replace(start, x=x, y=y, u=u, v=v, zf=0 * x, zg=0 * y)
+    else:
+        _, y_pen, z_pen = problem.penalty_solution(cfg.lam)
+        y, z = rows(y_pen), rows(z_pen)
+        u = shard.f_x(x, y) + cfg.lam * (shard.g_x(x, y) - shard.g_x(x, z))
+        if name == "f2ba":
+            state = replace(start, x=x, y=y, z=z, u=u)
+        else:
+            parts = Triple(x=u, y=shard.f_y(x, y) / cfg.lam + shard.g_y(x, y), z=shard.g_y(x, z))
+            state = replace(start, x=x, y=y, z=z, local=parts, track=Triple(x=0 * x, y=0 * y, z=0 * z))
+    host.state = state
+    return engine, target
+
+
+@pytest.mark.parametrize("topology", ["ring", "two_hop", "erdos_renyi"])
+@pytest.mark.parametrize("name", STAY)
+def test_tracked_methods_stay_where_they_should(lab: Any, name: str, topology: str) -> None:
+    """At the method's point, in consensus and with trackers at 0, ten rounds move no node by more than 1e-12."""
+    engine, target = at_rest(lab, name, topology)
+    for round_ in range(1, 11):
+        engine.advance(round_)
+    assert distance(engine, target) < 1e-12

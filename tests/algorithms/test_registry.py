@@ -1,0 +1,428 @@
+"""What every registered algorithm must do, whatever it computes.
+
+A new one is tested here without a new line, and asked for four: its step of x, its costs, their formulas in the
+documentation, and step sizes for the tasks with data.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import networkx as nx
+import numpy as np
+import pytest
+from annotated_types import Ge, Gt, Le
+from typing_extensions import Doc
+
+from dbo.algorithms.compression.compressors import RandK
+from dbo.algorithms.registry import algorithms
+from dbo.platform.engine.local import LocalEngine
+from dbo.platform.engine.shard_wrappers import pooled
+from dbo.platform.engine.state_tree import flatten
+from dbo.platform.network import wire
+from dbo.platform.network.topology import TOPOLOGIES, network
+
+Array = Any
+T = TypeVar("T")
+NAMES = list(algorithms())
+NETWORKED = [name for name in NAMES if not algorithms()[name].single_machine]
+# The registry with its defaults, and configurations under which an algorithm draws random numbers or takes other paths.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | {
+    "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.5)}),
+    "c2dfb_nc rand_k": ("c2dfb_nc", {"compressor": RandK(ratio=0.5)}),
+    "mdbo sampled": ("mdbo", {"neumann": "sampled"}),
+    "vrdbo sampled": ("vrdbo", {"neumann": "sampled"}),
+    "madsbo relaxed": ("madsbo", {"gam": 0.5}),
+    "d_soba first_order": ("d_soba", {"derivatives": "first_order"}),
+}
+NETWORKED_VARIANTS = [label for label, (name, _) in VARIANTS.items() if name in NETWORKED]
+
+
+def states(engine: LocalEngine) -> dict[str, Array]:
+    """All state arrays of all nodes, in node order."""
+    parts = [flatten(host.state) for host in engine.hosts]
+    order = np.argsort([node for host in engine.hosts for node in host.ids])
+    return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def assert_close(found: dict[str, Array], expected: dict[str, Array], tolerance: float = 1e-10) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        scale = max(float(np.abs(array).max()), 1e-3)
+        assert np.abs(found[name] - array).max() <= tolerance * scale, name
+
+
+def moved(engine: LocalEngine) -> bool:
+    """Control: x is not what it was at the start, so that equal trajectories say something."""
+    host = engine.hosts[0]
+    return not np.array_equal(host.state.x, host.algorithm.init(host.shard, host.config).x)
+
+
+def of(table: Mapping[str, T], name: str, what: str) -> T:
+    """The algorithm's entry; one that has none is told what is missing."""
+    if name not in table:
+        pytest.fail(f"{name}: {what}", pytrace=False)
+    return table[name]
+
+
+@pytest.mark.parametrize("label", NETWORKED_VARIANTS)
+@pytest.mark.parametrize("blocks", [[[i] for i in range(6)], [[5, 0, 2], [4], [1, 3]]], ids=["of one", "uneven"])
+def test_packing_does_not_matter(lab: Any, label: str, blocks: list[list[int]]) -> None:
+    """One block of m rows and any other packing, with packets really encoded, agree to 1e-10."""
+    name, changes = VARIANTS[label]
+    config = lab.config(name, **changes)
+    together = lab.engine(name, config, topology="erdos_renyi", rounds=4)
+    apart = lab.engine(name, config, topology="erdos_renyi", blocks=blocks, rounds=4)
+    assert moved(together)
+    assert_close(states(apart), states(together))
+    assert apart.ledger().bytes_links == together.ledger().bytes_links
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_resume_is_the_straight_run(lab: Any, label: str) -> None:
+    """A fresh engine that takes over a snapshot goes on to the same bits: state, ledger and oracle counts."""
+    name, changes = VARIANTS[label]
+    config = lab.config(name, **changes)
+    straight = lab.engine(name, config, rounds=2)
+    kept = [{key: array.copy() for part in block for key, array in part.items()} for block in straight.snapshot()]
+    resumed = lab.engine(name, config)
+    resumed.restore(kept)
+    for round_ in (3, 4, 5):
+        straight.advance(round_)
+        resumed.advance(round_)
+    for one, other in zip(chain(*straight.snapshot()), chain(*resumed.snapshot()), strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+class Relabelled:
+    """The same problem with the nodes in another order; a node keeps its data and its random numbers."""
+
+    def __init__(self, problem: Any, order: Sequence[int]) -> None:
+        self.problem, self.order = problem, order
+        self.nodes, self.dim_x, self.dim_y = problem.nodes, problem.dim_x, problem.dim_y
+
+    def shard(self, ids: Sequence[int]) -> Any:
+        return self.problem.shard([self.order[i] for i in ids])
+
+
+@pytest.mark.parametrize("label", NETWORKED_VARIANTS)
+def test_relabelling_permutes_the_trajectory(lab: Any, label: str) -> None:
+    """Numbering the nodes in another way numbers their trajectories in that way and changes nothing else."""
+    name, changes = VARIANTS[label]
+    config, problem, order = lab.config(name, **changes), lab.quadratic(), [3, 0, 5, 1, 4, 2]
+    graph = TOPOLOGIES["erdos_renyi"]().graph(6, 0)
+    renamed = nx.relabel_nodes(graph, {node: place for place, node in enumerate(order)})
+    assert set(renamed.edges) != set(graph.edges)
+    straight = states(lab.engine(name, config, problem, network(graph), rounds=4))
+    permuted = states(lab.engine(name, config, Relabelled(problem, order), network(renamed), rounds=4))
+    assert_close(permuted, {key: array[order] for key, array in straight.items()})
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+def test_identical_nodes_are_one_machine(lab: Any, name: str) -> None:
+    """With the same data everywhere and W = 11ᵀ/m, every node does what the algorithm does on the pooled data alone."""
+    problem = lab.quadratic(heterogeneity=0.0)
+    network_of_all = states(lab.engine(name, problem=problem, topology="complete", rounds=5))
+    alone = lab.engine(name, problem=pooled(problem), rounds=5)
+    assert moved(alone)
+    assert_close(network_of_all, {key: np.tile(array, (6, 1)) for key, array in states(alone).items()}, 1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mean_of_x_moves_along_the_mean_direction(lab: Any, name: str) -> None:
+    """`direction` is what the next upper step goes along: mean(x) moves by a negative multiple of its mean, no more."""
+    engine = lab.engine(name, rounds=3)
+    before, along = engine.rows("x").mean(0), engine.rows("direction").mean(0)
+    engine.advance(4)
+    step = engine.rows("x").mean(0) - before
+    assert np.linalg.norm(step) > 0
+    np.testing.assert_allclose(step / np.linalg.norm(step), -along / np.linalg.norm(along), atol=1e-9)
+
+
+# The factor between the two: the step size of x.
+STEPS: dict[str, Callable[[Any], float]] = {
+    "c2dfb": lambda c: c.eta_out,
+    "c2dfb_nc": lambda c: c.eta_out,
+    "mdbo": lambda c: c.beta_x * c.eta,
+    "vrdbo": lambda c: c.beta_x * c.eta,
+    "f2ba": lambda c: c.eta_out,
+} | {name: lambda c: c.eta_x for name in ("madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "bome")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mean_of_x_moves_by_the_step_size(lab: Any, name: str) -> None:
+    """mean(x) moves by −(step size of x) · mean(direction): W has column sums 1, so gossip leaves the mean alone."""
+    config = lab.config(name)
+    step = of(STEPS, name, "its step size of x, a function of the configuration, is missing in STEPS")(config)
+    engine = lab.engine(name, config)
+    for round_ in range(1, 6):
+        before, along = engine.rows("x").mean(0), engine.rows("direction").mean(0)
+        engine.advance(round_)
+        np.testing.assert_allclose(engine.rows("x").mean(0), before - step * along, rtol=0, atol=1e-13)
+
+
+Counts = dict[str, int]
+
+
+def cost(packets: int, values: int, gradients: int, hvp: int = 0, jvp: int = 0) -> Counts:
+    return {"packets": packets, "values": values, "gradient_calls": gradients, "hvp_calls": hvp, "jvp_calls": jvp}
+
+
+def penalty_loops(c: Any, x: int, y: int) -> Counts:
+    """K + 1 packets: x and its tracker once, then k values of four residuals per inner step."""
+    k = max(1, int(c.compressor.ratio * y))
+    return cost(c.inner_steps + 1, 2 * x + 4 * c.inner_steps * k, 3 * (c.inner_steps + 1) + 3)
+
+
+# Per node and round, with d_x = x and d_y = y.
+COSTS: dict[str, Callable[[Any, int, int], Counts]] = {
+    "c2dfb": penalty_loops,
+    "c2dfb_nc": penalty_loops,
+    "madsbo": lambda c, x, y: cost(
+        c.inner_steps + c.higp_steps, x + (c.inner_steps + 2 * c.higp_steps - 1) * y, c.inner_steps + 2, c.higp_steps, 1
+    ),
+    "madsbo_gt": lambda c, x, y: cost(
+        c.inner_steps + c.higp_steps,
+        x + (2 * c.inner_steps + 2 * c.higp_steps - 1) * y,
+        c.inner_steps + 3, c.higp_steps, 1,
+    ),
+    "mdbo": lambda c, x, y: cost(1, 2 * x + 2 * y, 3, c.neumann_terms - 1, 1),
+    "vrdbo": lambda c, x, y: cost(1, 2 * x + 2 * y, 6, 2 * (c.neumann_terms - 1), 2),
+    "dsgda_gt": lambda c, x, y: cost(1, 2 * x + 4 * y, 6),
+    "sldbo": lambda c, x, y: cost(1, 2 * (x + 2 * y), 3, 1, 1),
+    "d_soba": lambda c, x, y: cost(1, x + 2 * y, 3, 1, 1),
+    "gossip_dsbo": lambda c, x, y: cost(1, 2 * x + 2 * y, 3, c.neumann_terms - 1, 1),
+    "f2ba": lambda c, x, y: cost(0, 0, 3 * c.inner_steps + 3),
+    "bome": lambda c, x, y: cost(0, 0, c.inner_steps + 5),
+}
+
+
+def per_round(engine: LocalEngine, rounds: int) -> Counts:
+    """What rounds 2 and on cost each node: residuals of the first round may happen to have fewer non-zero entries."""
+    engine.advance(1)
+
+    def totals() -> Counts:
+        ledger = engine.ledger()
+        values = sum(ledger.values_by_channel().values(), np.zeros_like(ledger.ids))
+        assert len(set(ledger.packets)) == 1
+        assert len(set(values)) == 1
+        return {"packets": int(ledger.packets[0]), "values": int(values[0])} | dict(engine.counters())
+
+    before = totals()
+    for round_ in range(2, rounds + 2):
+        engine.advance(round_)
+    after = totals()
+    assert all((after[key] - before[key]) % rounds == 0 for key in after)
+    return {key: (after[key] - before[key]) // rounds for key in after}
+
+
+def closed_counts(name: str, config: Any) -> Counts:
+    missing = "its packets, values and oracle calls per round are missing in COSTS"
+    return of(COSTS, name, missing)(config, 4, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_costs_are_the_closed_counts(lab: Any, name: str) -> None:
+    """Packets, values sent and oracle calls per node and round are what the algorithm's description says."""
+    problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name)
+    assert per_round(lab.engine(name, config, problem), 3) == closed_counts(name, config)
+
+
+@pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc"])
+def test_a_cached_tracker_needs_fewer_gradients(lab: Any, name: str) -> None:
+    """`tracker: cached`: 3 K + 3 partial gradients, no K + 1st of each loop; packets and values stay."""
+    problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name, tracker="cached")
+    steps = config.inner_steps
+    assert per_round(lab.engine(name, config, problem), 3) == cost(steps + 1, 2 * 4 + 4 * steps * 2, 3 * steps + 3)
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+def test_bytes_are_those_of_the_closed_counts(lab: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per round 8 bytes a value, one for the position of each that a compressor has kept, 36 a packet, and names.
+
+    Two of ten entries are two positions of one byte and two values. A record's head is 12 bytes and its channel's name.
+    """
+    problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name)
+    counts = closed_counts(name, config)
+    engine = lab.engine(name, config, problem, rounds=1)
+    said: list[tuple[str, ...]] = []
+    sizes = wire.sizes
+
+    def noting(messages: Any) -> Any:
+        said.append(tuple(messages))
+        return sizes(messages)
+
+    monkeypatch.setattr(wire, "sizes", noting)
+    before = engine.ledger()
+    engine.advance(2)
+    after = engine.ledger()
+    header = after.header - before.header
+    assert (header == 36 * counts["packets"] + sum(12 + len(c) for channels in said for c in channels)).all()
+    kept = counts["values"] - 2 * 4 if hasattr(config, "compressor") else 0
+    assert (after.bytes_by_node() - before.bytes_by_node() == header + 8 * counts["values"] + kept).all()
+
+
+def documented() -> dict[str, list[str]]:
+    """algorithm → the formulas of the table in docs/algorithms.md: packets, values, gradients, HVP, JVP."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    table = text.partition("| algorithm | packets |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {name: formulas[:5] for name, *formulas in rows}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_documented_costs_are_the_closed_counts(lab: Any, name: str) -> None:
+    """The formulas in the documentation, with this configuration's numbers for their letters, give the same counts."""
+    cfg = lab.config(name)
+    steps = getattr(cfg, "inner_steps", 0)
+    letters = {
+        "K": steps, "T": steps, "N": getattr(cfg, "higp_steps", 0), "J": getattr(cfg, "neumann_terms", 0),
+        "k": 2, "d_x": 4, "d_y": 10,
+    }
+    formulas = of(documented(), name, "its line is missing in the table of costs in docs/algorithms.md")
+    products = [re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula) for formula in formulas]
+    assert cost(*(eval(product, {}, letters) for product in products)) == closed_counts(name, cfg)
+
+
+def test_first_order_variant_needs_gradients_only(lab: Any) -> None:
+    """D-SOBA-FO: seven partial gradients, no second-order product, the same messages."""
+    config = lab.config("d_soba", derivatives="first_order")
+    assert per_round(lab.engine("d_soba", config), 3) == cost(1, 3 + 2 * 5, 7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declared_packets_are_sent(lab: Any, name: str) -> None:
+    """`packets` is what a round sends; a single machine sends nothing."""
+    config = lab.config(name)
+    engine = lab.engine(name, config, rounds=3)
+    declared = lab.algorithm(name).packets(config)
+    assert engine.ledger().packets.tolist() == [3 * declared] * len(engine.hosts[0].ids)
+    assert (declared == 0) == lab.algorithm(name).single_machine
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+def test_paper_counts_name_real_channels(lab: Any, name: str) -> None:
+    """A weight of Table 1 for a channel that is never used would count nothing, in silence."""
+    used = set(lab.engine(name, rounds=1).ledger().channels)
+    assert set(lab.algorithm(name).paper_counts) <= used
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dtype_is_kept(lab: Any, name: str) -> None:
+    """A float32 experiment stays float32 in every floating state array."""
+    engine = lab.engine(name, problem=lab.quadratic(dtype="float32"), rounds=2)
+    floating = {key: array.dtype for key, array in states(engine).items() if array.dtype.kind == "f"}
+    assert set(floating.values()) == {np.dtype("float32")}
+    assert engine.sick() is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_is_documented(name: str) -> None:
+    """Every field of a configuration has a default and says what it means."""
+    config = algorithms()[name].config
+    config()
+    hints = get_type_hints(config, include_extras=True)
+    for field in fields(config):
+        notes = getattr(hints[field.name], "__metadata__", ())
+        assert any(isinstance(note, Doc) and note.documentation for note in notes), field.name
+
+
+# What is in print, or in the authors' code: K, λ, T, N, J, L, weights and rates, whatever the task.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "c2dfb": {"inner_steps": 15, "lam": 10.0, "eta_in": 1.0, "eta_out": 1.0, "gamma_in": 0.5, "gamma_out": 0.5},
+    "madsbo": {"inner_steps": 15, "higp_steps": 15, "eta_x": 10.0, "eta_y": 10.0, "eta_z": 10.0, "theta": 0.3,
+               "gam": 1.0},
+    "mdbo": {"eta": 0.3, "beta_x": 5.0, "beta_y": 5.0, "alpha_x": 1.0, "alpha_y": 1.0, "neumann_terms": 10,
+             "lipschitz": 15.0, "neumann": "deterministic"},
+    "vrdbo": {"eta": 0.33, "beta_x": 1.0, "beta_y": 1.0, "alpha_x": 5.0, "alpha_y": 5.0, "neumann_terms": 10},
+    "bome": {"inner_steps": 10, "rate": 1.0, "phi": "value", "floor": 1e-8},
+}
+PUBLISHED |= {"c2dfb_nc": PUBLISHED["c2dfb"], "madsbo_gt": PUBLISHED["madsbo"]}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_defaults_are_the_published_ones(name: str) -> None:
+    """An experiment without a preset that leaves a parameter out runs with what its paper says."""
+    config = algorithms()[name].config()
+    assert {key: getattr(config, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_has_a_range(name: str) -> None:
+    """No step size, weight or count may be negative, and no share above 1: the annotation says so."""
+    config = algorithms()[name].config
+    for key, hint in get_type_hints(config, include_extras=True).items():
+        bare, *notes = (*get_args(hint),) if get_origin(hint) is Annotated else (hint,)
+        if bare in (int, float):
+            assert any(isinstance(note, Gt | Ge) for note in notes), key
+            is_share = key.startswith(("gam", "theta"))
+            assert any(isinstance(note, Le) and note.le == 1 for note in notes) or not is_share, key
+
+
+# Step sizes with which twenty rounds make progress on each task with data.
+LINEAR: dict[str, dict[str, Any]] = {
+    "c2dfb": {"inner_steps": 4, "eta_in": 0.3},
+    "c2dfb_nc": {"inner_steps": 4, "eta_in": 0.3, "gamma_in": 0.1},
+    "madsbo": {"inner_steps": 4, "higp_steps": 4, "eta_x": 0.3, "eta_y": 0.3, "eta_z": 0.3},
+    "madsbo_gt": {"inner_steps": 4, "higp_steps": 4, "eta_x": 0.3, "eta_y": 0.2, "eta_z": 0.2},
+    "mdbo": {"beta_x": 1.0, "beta_y": 1.0, "lipschitz": 3.0},
+    "vrdbo": {"lipschitz": 3.0},
+    "dsgda_gt": {"eta_x": 0.1, "eta_y": 0.2, "eta_z": 0.2},
+    "sldbo": {"eta_x": 0.1, "eta_y": 0.2, "eta_v": 0.2},
+    "d_soba": {"eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
+    "gossip_dsbo": {"eta_x": 0.1, "eta_y": 0.3, "lipschitz": 3.0},
+    "f2ba": {"inner_steps": 4, "eta_in": 0.3},
+    "bome": {"inner_steps": 4, "eta_in": 0.3, "eta_x": 0.3, "eta_y": 0.3},
+}
+# A backbone bends: its steps are shorter, and Lipschitz constants larger, than those of a linear model.
+BACKBONE: dict[str, dict[str, Any]] = {
+    "c2dfb": {"eta_out": 0.1, "eta_in": 0.1},
+    "c2dfb_nc": {"eta_out": 0.05, "eta_in": 0.1},
+    "madsbo": {"eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.1},
+    "madsbo_gt": {"eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.1},
+    "mdbo": {"beta_x": 0.1, "beta_y": 0.3, "lipschitz": 20.0},
+    "vrdbo": {"beta_x": 0.1, "beta_y": 0.3, "lipschitz": 20.0},
+    "gossip_dsbo": {"eta_x": 0.03, "eta_y": 0.1, "lipschitz": 20.0},
+    "f2ba": {"eta_out": 0.1, "eta_in": 0.1},
+}
+DATA: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "coefficient_tuning digits": ("coefficient_tuning", "digits", {}),
+    "coefficient_tuning synthetic_text": (
+        "coefficient_tuning", "synthetic_text", {"documents": 400, "features": 300, "classes": 5}
+    ),
+    "hyper_representation digits": ("hyper_representation", "digits", {}),
+}
+
+
+@pytest.mark.parametrize("task", DATA)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_few_rounds_lower_the_upper_loss(lab: Any, name: str, task: str) -> None:
+    """On every task with data the mean model's upper loss falls by 1 % or more in twenty rounds; nothing blows up."""
+    kind, dataset, parameters = DATA[task]
+    problem = lab.learning(kind, dataset, **parameters)
+    linear = of(LINEAR, name, "step sizes with which it learns a linear model are missing in LINEAR")
+    steps = linear | (BACKBONE.get(name, {}) if kind == "hyper_representation" else {})
+    engine = lab.engine(name, lab.algorithm(name).config(**steps), problem)
+
+    def upper() -> float:
+        return float(engine.losses(engine.rows("x").mean(0), engine.rows("y").mean(0))[0].mean())
+
+    before, start = upper(), engine.rows("x")
+    for round_ in range(1, 21):
+        engine.advance(round_)
+    assert engine.sick() is None
+    assert upper() < 0.99 * before
+    assert not np.array_equal(engine.rows("x"), start)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_quadratic_upper_value_falls(lab: Any, name: str) -> None:
+    """On the quadratic task ψ(x̄) = (1/m) Σ f_i(x̄, y*(x̄)) is lower after some rounds than at the start."""
+    problem = lab.quadratic()
+    engine = lab.engine(name, problem=problem, rounds=40)
+    assert problem.psi(engine.rows("x").mean(0)) < problem.psi(np.zeros(problem.dim_x))

@@ -1,0 +1,239 @@
+"""Jobs on a real Ray head on loopback, with token authentication: `dbo submit` and plain `ray job submit`."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from dbo.platform.runs.run_folder import read_run
+
+pytestmark = pytest.mark.ray
+REPO = Path(__file__).resolve().parents[3]
+BIN = Path(sys.executable).parent
+
+EXPERIMENT = """
+name: job
+nodes: 4
+rounds: 6
+checkpoint_every: 3
+task: {name: quadratic, dim_x: 4, dim_y: 8}
+engine: {name: ray, nodes_per_actor: 2}
+tracking: {uri: off}
+"""
+
+
+class Head(NamedTuple):
+    address: str
+    metrics: str
+    environment: dict[str, str]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    """`ray start --head` with a token of its own; gone after the tests of this file."""
+    # Ray's sockets must not have long names, which pytest's folders have.
+    folder = Path("/tmp") / f"dbo-head-{os.getpid()}"
+    port, metrics = free_port(), free_port()
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "160",
+        "RAY_metrics_report_interval_ms": "500",
+    }
+    process = subprocess.Popen(
+        [BIN / "ray", "start", "--head", "--block", f"--port={free_port()}", "--dashboard-host=127.0.0.1",
+         f"--dashboard-port={port}", "--num-cpus=2", f"--temp-dir={folder}", f"--metrics-export-port={metrics}",
+         # its default is taken by the other cluster of the test session, and jobs then find no agent
+         f"--dashboard-agent-listen-port={free_port()}"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(address, environment["RAY_AUTH_TOKEN"], process)
+        yield Head(address, f"http://127.0.0.1:{metrics}/metrics", environment)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for(address: str, token: str, process: "subprocess.Popen[bytes]") -> None:
+    request = urllib.request.Request(f"{address}/api/version", headers={"Authorization": f"Bearer {token}"})
+    for _ in range(240):
+        if process.poll() is not None:
+            raise RuntimeError((process.stdout.read() if process.stdout else b"").decode()[-2000:])
+        try:
+            urllib.request.urlopen(request, timeout=5)
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise TimeoutError("the head did not start")
+
+
+def call(head: Head, *arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(a) for a in arguments], env=head.environment, cwd=cwd, capture_output=True, text=True, timeout=240,
+    )
+
+
+def test_submit_streams_fetches_and_passes_the_exit_code(head: Head, tmp_path: Path) -> None:
+    """A good experiment: progress lines as they come, the run's folder fetched through storage at a URL, exit 0."""
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    done = call(
+        head, BIN / "dbo", "submit", "e.yaml", "rounds=7", "--address", head.address,
+        "--storage", f"file://{tmp_path}/store", "--out", "fetched", cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "round 7/7" in done.stdout
+    fetched = read_run(tmp_path / "fetched")
+    assert fetched.summary["status"] == "finished"
+    assert list(fetched.history["round"]) == list(range(8))
+    assert fetched.state["x"].shape == (4, 4)
+
+
+def test_a_failed_job_fails_here(head: Head, tmp_path: Path) -> None:
+    """A run that diverges exits 1 there and here, and its folder says so."""
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    done = call(
+        head, BIN / "dbo", "submit", "e.yaml", "algorithm.eta_in=1e6", "rounds=60", "--address", head.address,
+        "--storage", tmp_path / "store", "--out", "fetched", cwd=tmp_path,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads((tmp_path / "fetched" / "summary.json").read_bytes())["status"] == "diverged"
+
+
+def test_a_sweep_is_a_job(head: Head, tmp_path: Path) -> None:
+    """Checked here, run there on the cluster's cores, its folder fetched; submitted again, nothing is run again."""
+    experiment = "{nodes: 4, rounds: 6, task: {name: quadratic, dim_x: 4, dim_y: 8}, tracking: {uri: 'off'}}"
+    (tmp_path / "s.yaml").write_text(f"experiment: {experiment}\naxes: {{seed: [0, 1]}}\nmetric: upper_loss\n")
+    arguments = ("--address", head.address, "--storage", tmp_path / "store", "--out", "fetched")
+    for known in ("", ", 2 of them done already"):
+        done = call(head, BIN / "dbo", "submit", "sweep", "s.yaml", "rounds=4", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"2 cells{known}" in done.stdout
+    about = json.loads((tmp_path / "fetched" / "group.json").read_bytes())
+    assert about["status"] == "finished"
+    for member in about["members"]:
+        assert list(read_run(tmp_path / "fetched" / member).history["round"]) == list(range(5))
+
+
+def test_the_repository_is_a_legal_working_dir(head: Head, tmp_path: Path) -> None:
+    """Plain `ray job submit --working-dir <repository>`: the folder platform/ does not hide Python's own module."""
+    copy = tmp_path / "repo"
+    for room in ("platform", "algorithms", "tasks", "sweeps", "dashboards"):
+        shutil.copytree(REPO / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "e.yaml").write_text(EXPERIMENT)
+    done = call(
+        head, BIN / "ray", "job", "submit", "--address", head.address, "--working-dir", copy, "--",
+        "dbo", "run", "e.yaml", "tracking.uri=off", "--out", tmp_path / "out", cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_run(tmp_path / "out").summary["status"] == "finished"
+
+
+def test_operators_see_the_run(head: Head, tmp_path: Path) -> None:
+    """While a run goes on, every metric that a Grafana board or an alert asks for is at the Prometheus endpoint.
+
+    Each is labelled with run and algorithm, and those of a node with its number.
+    """
+    grafana = REPO / "dashboards" / "grafana"
+    names = set(re.findall(r"(ray_dbo_\w+)\{", "".join(f.read_text() for f in [
+        *grafana.glob("*.json"), grafana / "alerts.yaml"])))
+    assert len(names) == 16
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    job = subprocess.Popen(
+        [BIN / "dbo", "submit", "e.yaml", "name=watched", "rounds=100000", "eval_every=5",
+         "task={name: coefficient_tuning}", "--address", head.address, "--storage", tmp_path / "store"],
+        env=head.environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+    seen: set[str] = set()
+    lines: list[str] = []
+    deadline = time.monotonic() + 180
+    try:
+        while seen < names and time.monotonic() < deadline:
+            time.sleep(1)
+            with contextlib.suppress(OSError):     # the agent comes up later than the head
+                text = urllib.request.urlopen(head.metrics, timeout=10).read().decode()
+                lines = [line for line in text.splitlines() if 'run="watched"' in line and 'algorithm="c2dfb"' in line]
+            seen = {name for name in names for line in lines if line.startswith(f"{name}{{")}
+        nodes = {line.split('node="')[1].split('"')[0] for line in lines if line.startswith("ray_dbo_node_apart_x{")}
+    finally:
+        job.kill()
+        told = job.communicate()[0]
+        for word in {word.rstrip(";") for word in told.split() if word.startswith("raysubmit_")}:
+            call(head, BIN / "ray", "job", "stop", "--address", head.address, word, cwd=tmp_path)
+    assert seen == names, told
+    assert nodes == {"0", "1", "2", "3"}
+
+
+def test_without_the_token_nobody_gets_in(head: Head, tmp_path: Path) -> None:
+    """The Jobs server answers 401 without the token, and `dbo submit` tells it in one line, exit 2."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{head.address}/api/jobs/", timeout=10)
+    assert refused.value.code == 401
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    stranger = head._replace(environment={**head.environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    done = call(
+        stranger, BIN / "dbo", "submit", "e.yaml", "--address", head.address, "--storage", tmp_path, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "--address" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--storage", "/tmp/x"], "--address: a value is required"),
+    (["--address", "http://127.0.0.1:1"], "--storage: a value is required"),
+    (["--address", "http://127.0.0.1:1", "--storage", "/tmp/x"], "no Ray Jobs server answers"),
+    (["engine.name=local", "--address", "http://127.0.0.1:1", "--storage", "/tmp/x"], "engine.name: local"),
+    (["rounds=0", "--address", "http://127.0.0.1:1", "--storage", "/tmp/x"], "rounds: 0 is not allowed"),
+])
+def test_wrong_submissions_are_told(tmp_path: Path, arguments: list[str], says: str) -> None:
+    """What is wrong is found here, before anything is sent: one line, exit 2."""
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    done = subprocess.run(
+        [BIN / "dbo", "submit", "e.yaml", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ([], "sweep: a file or a name is required"),
+    (["sensitivity-q"], "did you mean 'sensitivity-k'"),
+    (["sensitivity-k", "axes.algorithm.inner_steps=[0]"], "algorithm.inner_steps: 0 is not allowed"),
+    (["sensitivity-k", "--storage", "s3://bucket/x"], "--storage: s3://bucket/x is not allowed"),
+])
+def test_wrong_sweeps_are_told(tmp_path: Path, arguments: list[str], says: str) -> None:
+    """As for experiments: here, before anything is sent."""
+    place = ["--address", "http://127.0.0.1:1", *([] if "--storage" in arguments else ["--storage", "/tmp/x"])]
+    done = subprocess.run(
+        [BIN / "dbo", "submit", "sweep", *arguments, *place], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,274 @@
+"""Checkpoints: what comes back is exactly what was saved, or an older one that is, or a clear error."""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.state_tree import parts
+from dbo.platform.errors import InputError
+from dbo.platform.runs import checkpoints as module
+from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
+from dbo.platform.runs.runner import run
+
+Tiny = Callable[..., Experiment]
+
+
+def checkpoint(round_: int, blocks: int = 2) -> Checkpoint:
+    """A small checkpoint whose numbers depend on the round."""
+    rng = np.random.default_rng(round_)
+    made = [
+        {"state.x": rng.standard_normal((2, 3)), "t": np.full((2, 1), round_), "f": rng.random(4, dtype=np.float32)}
+        for _ in range(blocks)
+    ]
+    return Checkpoint(round_, made, {"training": rng.random(), "blocks": [[0], [1]]})
+
+
+def assert_same(found: Checkpoint | None, expected: Checkpoint) -> None:
+    assert found is not None
+    assert (found.round, found.run, len(found.blocks)) == (expected.round, expected.run, len(expected.blocks))
+    for mine, theirs in zip(found.blocks, expected.blocks, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            assert mine[name].dtype == theirs[name].dtype
+            np.testing.assert_array_equal(mine[name], theirs[name])
+
+
+def save(made: Checkpoints, one: Checkpoint) -> None:
+    """Every block in one part."""
+    made.save(one.round, ([block] for block in one.blocks), one.run)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoints:
+    """Checkpoints of rounds 10 and 20."""
+    made = Checkpoints(tmp_path / "checkpoints", "key")
+    save(made, checkpoint(10))
+    save(made, checkpoint(20))
+    return made
+
+
+def test_comes_back_bit_for_bit(saved: Checkpoints) -> None:
+    """Arrays with their dtypes and shapes, and what the run remembers, are the same after a round trip."""
+    assert_same(saved.latest(), checkpoint(20))
+    assert saved.refused == []
+
+
+def test_blocks_keep_their_order(tmp_path: Path) -> None:
+    """More blocks than the file names' digits can sort come back in order."""
+    made = Checkpoints(tmp_path / "c", "key")
+    blocks = [{"id": np.array([number])} for number in range(1003)]
+    save(made, Checkpoint(1, blocks, {}))
+    found = made.latest()
+    assert found is not None
+    assert [int(block["id"][0]) for block in found.blocks] == list(range(1003))
+
+
+def test_a_block_in_parts_comes_back_whole(tmp_path: Path) -> None:
+    """Parts are files of their own, of one array or of bounded size; a lost one makes the checkpoint a damaged one."""
+    whole = checkpoint(20)
+    made = Checkpoints(tmp_path / "c", "key")
+    save(made, checkpoint(10))
+    made.save(20, ([{name: block[name]} for name in block] for block in whole.blocks), whole.run)
+    assert_same(made.latest(), whole)
+    (made.folder / "round-00000020" / "block-000.1.safetensors").unlink()
+    assert_same(made.latest(), checkpoint(10))
+    sizes = {"a": 3 << 25, "b": 1 << 24, "c": 1 << 24, "d": 1 << 26, "e": 8}
+    assert list(parts(sizes)) == [["a"], ["b", "c"], ["d"], ["e"]]
+
+
+def test_only_the_last_two_are_kept(saved: Checkpoints) -> None:
+    """A long run does not fill the disk."""
+    for round_ in (30, 40):
+        save(saved, checkpoint(round_))
+    assert sorted(os.listdir(saved.folder)) == ["round-00000030", "round-00000040"]
+
+
+def test_saving_a_round_again_replaces_it(saved: Checkpoints) -> None:
+    """A replay writes the same round once more."""
+    save(saved, checkpoint(20, blocks=3))
+    assert_same(saved.latest(), checkpoint(20, blocks=3))
+    assert sorted(os.listdir(saved.folder)) == ["round-00000010", "round-00000020"]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    """No folder, or an empty one, holds no checkpoint."""
+    assert Checkpoints(tmp_path / "none", "key").latest() is None
+    (tmp_path / "empty").mkdir()
+    assert Checkpoints(tmp_path / "empty", "key").latest() is None
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def _flip(path: Path, where: float = 0.6) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * where)] ^= 4
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "truncated block": lambda p: _truncate(p / "block-001.safetensors"),
+    "empty block": lambda p: (p / "block-000.safetensors").write_bytes(b""),
+    "missing block": lambda p: (p / "block-000.safetensors").unlink(),
+    "flipped bit in a block": lambda p: _flip(p / "block-000.safetensors"),
+    "swapped blocks": lambda p: shutil.copy(p / "block-000.safetensors", p / "block-001.safetensors"),
+    "truncated manifest": lambda p: _truncate(p / "manifest.json"),
+    "empty manifest": lambda p: (p / "manifest.json").write_bytes(b""),
+    "missing manifest": lambda p: (p / "manifest.json").unlink(),
+    "manifest that is a list": lambda p: (p / "manifest.json").write_text("[1, 2]"),
+    "manifest that is a number": lambda p: (p / "manifest.json").write_text("3"),
+    "binary manifest": lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"),
+    "manifest without files": lambda p: (p / "manifest.json").write_text('{"format": 2, "trajectory": "key"}'),
+    "older format": lambda p: _rewrite(p, format=0),
+    "newer format": lambda p: _rewrite(p, format=99),
+    "another round in the manifest": lambda p: _rewrite(p, round=21),
+    "another clock in the manifest": lambda p: _rewrite(p, run={"training": 0.0}),
+    "a file instead of a folder": lambda p: (shutil.rmtree(p), p.write_text("x")),
+    "folder without files": lambda p: (shutil.rmtree(p), p.mkdir()),
+}
+
+
+def _rewrite(place: Path, **changes: Any) -> None:
+    manifest = json.loads((place / "manifest.json").read_text())
+    (place / "manifest.json").write_text(json.dumps(manifest | changes))
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_is_passed_over_for_the_one_before(saved: Checkpoints, damage: str) -> None:
+    """Whatever happened to the newest checkpoint is noticed and told, and the one before is used."""
+    DAMAGE[damage](saved.folder / "round-00000020")
+    assert_same(saved.latest(), checkpoint(10))
+    (told,) = saved.refused
+    assert told.startswith("round-00000020: ")
+
+
+def test_every_bit_of_every_file_is_guarded(saved: Checkpoints) -> None:
+    """A bit that flips anywhere, manifest included, never gives other numbers: the checkpoint is refused."""
+    place = saved.folder / "round-00000020"
+    rng = np.random.default_rng(0)
+    for file in sorted(place.iterdir()):
+        good = file.read_bytes()
+        for at in rng.choice(len(good), size=min(150, len(good)), replace=False):
+            bad = bytearray(good)
+            bad[at] ^= 1 << int(rng.integers(8))
+            file.write_bytes(bad)
+            found = saved.latest()
+            assert found is not None
+            if found.round == 20:    # white space between the manifest's values carries no meaning
+                assert_same(found, checkpoint(20))
+            else:
+                assert_same(found, checkpoint(10))
+        file.write_bytes(good)
+
+
+def test_all_damaged_is_none(saved: Checkpoints) -> None:
+    """If nothing is left, nothing is found, and every refusal is told."""
+    for place in saved.folder.iterdir():
+        _flip(place / "block-000.safetensors")
+    assert saved.latest() is None
+    assert len(saved.refused) == 2
+
+
+def test_another_run_s_checkpoint_is_refused(saved: Checkpoints, tmp_path: Path) -> None:
+    """A checkpoint that was copied from another run is whole, but not ours: a clear error, no silent start-over."""
+    other = Checkpoints(tmp_path / "other", "another key")
+    save(other, checkpoint(30))
+    shutil.copytree(other.folder / "round-00000030", saved.folder / "round-00000030")
+    with pytest.raises(InputError, match="belongs to another experiment"):
+        saved.latest()
+
+
+def test_no_pickle_is_ever_loaded(saved: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle in a block's place is refused, even with a matching checksum: reading never runs code."""
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    place = saved.folder / "round-00000020"
+    data = pickle.dumps(Evil())
+    (place / "block-000.safetensors").write_bytes(data)
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest.pop("sha256")
+    manifest["files"]["block-000.safetensors"] = module.hashlib.sha256(data).hexdigest()
+    (place / "manifest.json").write_text(json.dumps(manifest | {"sha256": module._digest(manifest)}))
+    assert_same(saved.latest(), checkpoint(10))
+    assert "block-000" in saved.refused[0]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_interrupted_write_leaves_the_old_one(
+    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Death at any file of the new checkpoint, or before its renaming: the last one is still there, whole."""
+    write, left = module.write_durably, [step]
+
+    def dying(*arguments: Any) -> str:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return write(*arguments)
+
+    def never(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if step < 3:
+            patch.setattr(module, "write_durably", dying)
+        else:
+            patch.setattr(module.os, "rename", never)
+        with pytest.raises(KeyboardInterrupt):
+            save(saved, checkpoint(30))
+    assert_same(saved.latest(), checkpoint(20))
+    assert saved.refused == []
+    save(saved, checkpoint(30))
+    assert_same(saved.latest(), checkpoint(30))
+    assert sorted(os.listdir(saved.folder)) == ["round-00000020", "round-00000030"]
+
+
+# ---- in a run --------------------------------------------------------------------------------------------------------
+
+
+def unfinished(folder: Path, experiment: Experiment) -> list[Path]:
+    """A run that has come to its end but not said so; its checkpoints, oldest first."""
+    run(experiment, folder)
+    (folder / "summary.json").unlink()
+    return sorted((folder / "checkpoints").iterdir())
+
+
+def metrics(folder: Path) -> list[list[Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [[value for key, value in record.items() if key not in ("seconds", "timestamp")] for record in found]
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_run_resumes_from_what_is_whole(tiny: Tiny, tmp_path: Path, lost: int) -> None:
+    """With the newest checkpoint damaged the run goes on from the one before, with both from the start: same result."""
+    run(tiny(), tmp_path / "calm")
+    for place in unfinished(tmp_path / "r", tiny())[-lost:]:
+        _flip(place / "block-000.safetensors")
+    run(tiny(), tmp_path / "r", resume=True)
+    assert metrics(tmp_path / "calm") == metrics(tmp_path / "r")
+    states = [(tmp_path / name / "state.safetensors").read_bytes() for name in ("calm", "r")]
+    assert states[0] == states[1]
+
+
+def test_run_refuses_a_checkpoint_of_another_run(tiny: Tiny, tmp_path: Path) -> None:
+    """Checkpoints that were swapped between two runs are noticed, and both folders stay as they were."""
+    place = unfinished(tmp_path / "r", tiny())[-1]
+    shutil.rmtree(place)
+    shutil.copytree(unfinished(tmp_path / "other", tiny(seed=1))[-1], place)
+    before = (tmp_path / "r" / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="belongs to another experiment"):
+        run(tiny(), tmp_path / "r", resume=True)
+    assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == before
+    assert not (tmp_path / "r" / "summary.json").exists()

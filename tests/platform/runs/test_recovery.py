@@ -1,0 +1,213 @@
+"""Random deaths on Ray, many times: actors in thirty-six runs, drivers in ten, a whole machine in one."""
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine import placement
+from dbo.platform.engine.ray_engine import RayEngine
+from dbo.platform.runs.runner import run
+
+pytestmark = pytest.mark.ray
+BIN = Path(sys.executable).parent
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "c2dfb": {"inner_steps": 4, "eta_in": 0.3, "eta_out": 0.1, "gamma_in": 0.3},
+    "madsbo": {"inner_steps": 4, "higp_steps": 8, "eta_x": 0.3, "eta_y": 0.4, "eta_z": 0.15},
+    "mdbo": {"eta": 0.3, "beta_x": 0.7, "beta_y": 0.7, "alpha_x": 2.0, "alpha_y": 2.0, "lipschitz": 1.2},
+}
+TOPOLOGIES, SEEDS = ("ring", "two_hop", "erdos_renyi"), range(4)
+SETTINGS: dict[str, Any] = {
+    "nodes": 6, "dtype": "float64", "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}, "rounds": 12,
+    "checkpoint_every": 4, "engine": {"name": "ray", "nodes_per_actor": 3},
+}
+
+
+class Killer:
+    """Strikes at random moments of rounds, from a thread of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.strikes, self.at_once = 1 + seed % 2, 1 + seed // 2 % 2
+        self.killed = 0
+        self.timer: threading.Timer | None = None
+        advance, killer = RayEngine.advance, self
+
+        def hunted(engine: RayEngine, round_: int) -> None:
+            if killer.killed < killer.strikes and killer.random.random() < 0.4:
+                killer.killed += 1
+                victims = killer.random.sample(engine.pids(), killer.at_once)
+                threading.Timer(killer.random.uniform(0, 0.03), killer.kill, [victims]).start()
+            advance(engine, round_)
+
+        monkeypatch.setattr(RayEngine, "advance", hunted)
+
+    def kill(self, victims: list[int]) -> None:
+        for pid in victims:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_killed_actors_leave_no_trace(
+    ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, topology: str
+) -> None:
+    """Four runs per algorithm and topology, each with one or two strikes at one or both actors: all bit-identical."""
+    steps = {"name": algorithm, **ALGORITHMS[algorithm]}
+    experiment = Experiment(**SETTINGS, algorithm=steps, topology={"name": topology})
+    calm = run(experiment, tmp_path / "calm")
+    recoveries = 0
+    for seed in SEEDS:
+        with monkeypatch.context() as patch:
+            Killer(patch, seed)
+            hit = run(experiment, tmp_path / f"hit-{seed}")
+        recoveries += len(hit.summary["recoveries"])
+        assert same(calm.folder, hit.folder), f"seed {seed}"
+    assert recoveries >= len(SEEDS)
+
+
+def alive(ray: Any) -> set[str]:
+    """Actors of any driver that have not been ended."""
+    return {key for key, actor in ray._private.state.actors().items() if actor["State"] != "DEAD"}
+
+
+def test_killed_drivers_leave_no_trace(ray: Any, same: Any, tmp_path: Path) -> None:
+    """Ten drivers killed with SIGKILL at random moments, each resumed: no actor is orphaned, all bits are the same."""
+    experiment = Experiment(**{**SETTINGS, "rounds": 40}, algorithm={"name": "c2dfb"})
+    (tmp_path / "e.yaml").write_text(experiment.to_yaml())
+    calm = run(experiment, tmp_path / "calm")
+    while placement._parked:
+        placement._parked.pop().leave()      # the drivers need the CPUs
+    before = alive(ray)
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    pick, resumed = random.Random(0), 0
+    for number in range(10):
+        folder = tmp_path / f"run-{number}"
+        command = [BIN / "dbo", "run", "e.yaml", "tracking.uri=off", "--out", folder, "--quiet"]
+        driver = subprocess.Popen(command, env=environment, cwd=tmp_path)
+        wait_for_line(folder / "metrics.jsonl", pick.randint(1, 30), driver)
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        unfinished = not (folder / "summary.json").exists()
+        resumed += unfinished
+        subprocess.run([*command, "--resume"], env=environment, cwd=tmp_path, check=True, timeout=120)
+        assert same(calm.folder, folder), f"driver {number}"
+    assert resumed >= 8, "the drivers were killed too late to prove anything"
+    deadline = time.monotonic() + 20
+    while alive(ray) - before:
+        assert time.monotonic() < deadline, "an actor outlived its driver"
+        time.sleep(0.2)
+
+
+def wait_for_line(file: Path, lines: int, driver: "subprocess.Popen[bytes]") -> None:
+    """Until so many evaluations are recorded."""
+    while driver.poll() is None:
+        if file.exists() and len(file.read_bytes().splitlines()) >= lines:
+            return
+        time.sleep(0.005)
+
+
+def test_an_own_cluster_ends_with_its_driver(tmp_path: Path) -> None:
+    """A driver with a cluster of its own, killed: no process of that cluster is left.
+
+    Most are gone within seconds; Ray's agents, if the GCS died before them, spend a fixed minute on telling it.
+    """
+    (tmp_path / "e.yaml").write_text(Experiment(**{**SETTINGS, "rounds": 100_000}).to_yaml())
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    environment["DBO_TEST_MARK"] = mark = f"mark-{os.getpid()}"
+    driver = subprocess.Popen(
+        [BIN / "dbo", "run", "e.yaml", "tracking.uri=off", "--out", "out", "--quiet"], env=environment, cwd=tmp_path
+    )
+    wait_for_line(tmp_path / "out" / "metrics.jsonl", 2, driver)
+    family = marked(mark)
+    assert len(family) > 3
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 100
+    while marked(mark):
+        assert time.monotonic() < deadline, f"left behind: {marked(mark)}"
+        time.sleep(0.2)
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Processes that inherited the mark, by what they are."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80]
+            except OSError:
+                continue
+    return found
+
+
+LOST_MACHINE = """
+import json, sys, threading, time
+from pathlib import Path
+from ray.cluster_utils import Cluster
+import ray
+from dbo.platform.config.experiment import Experiment
+from dbo.platform import seats
+from dbo.platform.engine.ray_engine import RayEngine
+from dbo.platform.engine.placement import waiting_room
+from dbo.platform.runs.runner import run
+
+settings, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+machines = [cluster.add_node(num_cpus=1) for _ in range(2)]
+ray.init(address=cluster.address, log_to_driver=False)
+experiment = Experiment(**settings)
+calm = run(experiment, folder / "calm")
+begin, advance, seen = RayEngine._begin, RayEngine.advance, {}
+
+def spread(engine):
+    begin(engine)
+    table = ray._private.state.actors()
+    seen["machines"] = {a["Address"]["NodeID"] for a in table.values() if a["State"] == "ALIVE"}
+
+def storm(engine, round_):
+    if round_ == 6 and machines:
+        cluster.remove_node(machines.pop(), allow_graceful=False)
+    advance(engine, round_)
+
+RayEngine._begin, RayEngine.advance = spread, storm
+hit = run(experiment, folder / "hit")
+told = {"machines": len(seen["machines"]), "recoveries": len(hit.summary["recoveries"])}
+(folder / "told.json").write_text(json.dumps(told))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_a_lost_machine_is_survived(same: Any, tmp_path: Path) -> None:
+    """Three machines (raylets) with an actor each, one lost in round 6: the run goes on with two, bit-identical."""
+    settings = {**SETTINGS, "engine": {"name": "ray", "nodes_per_actor": 2, "placement_timeout": 10.0}}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    environment |= {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",      # loopback
+        "RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LOST_MACHINE, json.dumps(settings), str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads((tmp_path / "told.json").read_bytes())
+    assert told["machines"] == 3
+    assert told["recoveries"] >= 1
+    assert same(tmp_path / "calm", tmp_path / "hit")
