@@ -10,17 +10,56 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-export
+    from dbo.algorithms.api import AVERAGED_INVERSE as AVERAGED_INVERSE
+    from dbo.algorithms.api import LOCAL_INVERSE as LOCAL_INVERSE
+    from dbo.algorithms.api import MINIMISER as MINIMISER
+    from dbo.algorithms.api import PENALTY as PENALTY
+    from dbo.algorithms.api import TRUNCATED_INVERSE as TRUNCATED_INVERSE
+    from dbo.algorithms.api import Array as Array
+    from dbo.algorithms.api import Claim as Claim
+    from dbo.algorithms.api import Compressor as Compressor
+    from dbo.algorithms.api import Identity as Identity
+    from dbo.algorithms.api import Key as Key
+    from dbo.algorithms.api import Limit as Limit
+    from dbo.algorithms.api import Message as Message
+    from dbo.algorithms.api import Qsgd as Qsgd
+    from dbo.algorithms.api import RandK as RandK
+    from dbo.algorithms.api import Shard as Shard
+    from dbo.algorithms.api import Sign as Sign
+    from dbo.algorithms.api import State as State
+    from dbo.algorithms.api import TopK as TopK
+    from dbo.algorithms.api import algorithm as algorithm
+    from dbo.algorithms.api import counter as counter
+    from dbo.algorithms.api import mean as mean
+    from dbo.algorithms.api import mix as mix
+    from dbo.algorithms.api import round_key as round_key
+    from dbo.api import compare as compare
+    from dbo.api import load as load
+    from dbo.api import run as run
+    from dbo.api import sweep as sweep
+    from dbo.parameters import param as param
     from dbo.platform.config.experiment import Experiment as Experiment
+    from dbo.platform.errors import InputError as InputError
+    from dbo.platform.errors import RunError as RunError
 
-_HOME = {
-    "Experiment": "dbo.platform.config.experiment",
+# Where each public name lives. Nothing is imported before somebody uses it: `import dbo` takes milliseconds.
+_PLACES = {
+    "dbo.api": ("compare", "load", "run", "sweep"),
+    "dbo.parameters": ("param",),
+    "dbo.platform.config.experiment": ("Experiment",),
+    "dbo.platform.errors": ("InputError", "RunError"),
+    "dbo.algorithms.api": (
+        "AVERAGED_INVERSE", "Array", "Claim", "Compressor", "Identity", "Key", "LOCAL_INVERSE", "Limit", "MINIMISER",
+        "Message", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE", "TopK", "algorithm",
+        "counter", "mean", "mix", "round_key",
+    ),
 }
-
+_HOME = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = [*_HOME]
 
 # In a checkout the packages lie beside this folder, not inside it: `dbo.platform` is <root>/platform. A wheel has them
-# inside. Without this line a process whose working directory is the checkout would find `dbo`, but not `dbo.platform`.
+# inside. Without this a process whose working directory is the checkout would find `dbo`, but not `dbo.platform`.
 _root = Path(__file__).resolve().parent.parent
 if (_root / "pyproject.toml").is_file() and (_root / "platform").is_dir():
     __path__.append(str(_root))
@@ -28,11 +67,11 @@ if (_root / "pyproject.toml").is_file() and (_root / "platform").is_dir():
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'dbo' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'dbo' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,184 @@
+"""The functions of the public API: run, compare, sweep and load experiments from Python.
+
+They write the same folders as the commands of the same names. `dbo sync FOLDER` sends a folder to MLflow.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dbo.platform.config.experiment import Experiment
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dbo.platform.runs.runner import Result, RunCallback
+
+Base: TypeAlias = "Experiment | str | Path | Mapping[str, Any] | None"
+_SECTIONS = ("task", "algorithm", "topology", "partition", "engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A run, a comparison or a sweep, read from its folder."""
+
+    folder: Path
+    kind: str                       # run | compare | sweep
+    summary: "pd.DataFrame"         # a row per run: its parameters, status and last evaluation
+    history: "pd.DataFrame"         # a row per run and evaluation
+    table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; sweep: means over the seeds
+
+
+def run(
+    experiment: Base = None, *, out: str | Path | None = None, resume: bool = False,
+    start_from: str | Path | None = None, callback: "RunCallback | None" = None, **settings: Any,
+) -> "Result":
+    """Run one experiment and return its result.
+
+    `experiment` is an `Experiment`, a YAML file or a mapping; keywords override its keys. A section may be given by
+    its name: `run(algorithm="madsbo", topology="ring")`. `out` is the run folder; `resume` continues an interrupted
+    run in it, `start_from` extends a finished run that has fewer rounds.
+    """
+    from dbo.platform.runs import runner
+
+    return runner.run(_build_experiment(experiment, settings), out, resume=resume, start_from=start_from,
+                      callback=callback)
+
+
+def compare(
+    algorithms: Sequence[str] = (), *, file: str | Path | None = None, target: str | None = None,
+    out: str | Path | None = None, callback: "RunCallback | None" = None, **settings: Any,
+) -> Loaded:
+    """Run several algorithms on the same problem and return all of their runs.
+
+    `file` is a comparison's YAML file; keywords override its keys. `target` is a metric and a level, such as
+    "test_accuracy=0.7"; `table` of the result has the rounds, megabytes and seconds that each needs to reach it.
+    Finished runs in `out` are kept, interrupted ones are resumed.
+    """
+    from dbo.platform.runs import compare as comparing
+
+    experiments, level = comparing.plan(
+        None if file is None else str(file), _format_overrides(settings), list(algorithms), target)
+    folder = Path(out) if out is not None else comparing.default_folder(experiments)
+    comparing.compare(experiments, level, folder, callback)
+    return load(folder)
+
+
+def sweep(sweep: str | Path, *, out: str | Path | None = None, **settings: Any) -> Loaded:
+    """Run a sweep on Ray Tune and return all of its runs.
+
+    `sweep` is a YAML file or the name of a shipped sweep. Keywords override its base experiment, its `axes` or its own
+    keys: `sweep("sensitivity-k", rounds=20, axes={"seed": [0, 1, 2]})`. Finished cells in `out` are kept.
+    """
+    from dbo.platform.errors import RunError
+    from dbo.sweeps import plan, runner
+
+    grid = runner.build_grid(plan.read_sweep(plan.find_sweep(str(sweep)), _format_overrides(settings)))
+    path = Path(out) if out is not None else runner.default_sweep_folder(grid)
+    folder = runner.SweepFolder(path, grid, f"dbo.sweep({str(sweep)!r})")
+    folder.read_group()
+    progress = runner.SweepProgress(folder, None)
+    if progress.left:
+        runner.connect_cluster(grid)
+    with folder:
+        result = runner.run_sweep(folder, progress, None)
+    if result.failed:
+        label, error = result.failed[0]
+        raise RunError(f"{len(result.failed)} of {len(result.cells)} cells failed; {label}: {error}")
+    return load(path)
+
+
+def load(folder: str | Path) -> Loaded:
+    """Read a run, a comparison or a sweep into DataFrames; runs that have not ended are included as far as they are.
+
+    `summary` and `history` begin with the columns `run`, `algorithm` and `seed`, and one for each axis of a sweep.
+    """
+    import pandas as pd
+
+    from dbo.platform.errors import InputError
+    from dbo.platform.runs.run_folder import (
+        RunFolder,
+        build_history,
+        has_group,
+        read_experiment,
+        read_group,
+        read_metrics,
+        read_summary,
+    )
+
+    place = Path(folder)
+    group = read_group(place) if has_group(place) else None
+    members = [place / member for member in group.members] if group else [place]
+    found = [member for member in members if RunFolder(member).has_run()]
+    if not found:
+        raise InputError(f"{folder}: holds no run, comparison or sweep")
+    summaries, histories = [], []
+    for member in found:
+        experiment, ended = read_experiment(member), read_summary(member)
+        records = read_metrics(RunFolder(member).metrics)
+        history = build_history(records)
+        facts = {
+            "run": member.name, "algorithm": experiment["algorithm"]["name"], "seed": experiment["seed"],
+            **{axis: _value_at(experiment, axis) for axis in (group.axes if group else ())
+               if axis not in ("algorithm.name", "seed")},
+        }
+        last = records[-1] if records else {}
+        summaries.append({**facts, "status": ended.status if ended else "unfinished", **last, "folder": str(member)})
+        histories.append(history.assign(**facts)[[*facts, *history.columns]])
+    kind = group.kind if group else "run"
+    tables = {"compare": place / "compare.csv", "sweep": place / "summary.csv"}
+    table = pd.read_csv(tables[kind]) if kind in tables and tables[kind].is_file() else None
+    return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table)
+
+
+def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:
+    """Return the experiment that `base` and the keywords describe."""
+    from dbo.platform.config import overrides, paths, yaml_io
+
+    if isinstance(base, Experiment):
+        if not settings:
+            return base
+        data = base.to_dict()
+    elif isinstance(base, str | Path):
+        data = paths.resolve_from_file(base, yaml_io.read(Path(base)))
+    else:
+        data = {key: _name_section(key, value) for key, value in (base or {}).items()}
+    return Experiment(**overrides.apply(data, dict(_flatten_sections(settings))))
+
+
+def _format_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Keywords as the `key=value` texts of the command line; JSON is YAML."""
+    axes = settings.get("axes", {})
+    flat = [*_flatten_sections({key: value for key, value in settings.items() if key != "axes"}),
+            *((f"axes.{axis}", values) for axis, values in axes.items())]
+    return [f"{key}={json.dumps(value)}" for key, value in flat]
+
+
+def _flatten_sections(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Settings with dotted keys, the keys of a section one by one, its name first."""
+    flat: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        value = _name_section(key, value)
+        if key in _SECTIONS and isinstance(value, Mapping):
+            flat += sorted(((f"{key}.{inner}", item) for inner, item in value.items()),
+                           key=lambda item: not item[0].endswith(".name"))
+        else:
+            flat.append((key, value))
+    return flat
+
+
+def _name_section(key: str, value: Any) -> Any:
+    """A section that is given by its name alone, as a section."""
+    return {"name": value} if key in _SECTIONS and isinstance(value, str) else value
+
+
+def _value_at(experiment: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; a section is given by its name where that says it all."""
+    value: Any = experiment
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping):
+        return value["name"] if set(value) == {"name"} else json.dumps(dict(value))
+    return value

@@ -1,0 +1,126 @@
+"""The public API: what `import dbo` offers, and that it is the same as the commands."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dbo
+from dbo.platform.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL: dict[str, Any] = {"nodes": 4, "rounds": 3, "engine": "local", "tracking": {"uri": "off"}}
+
+
+def test_every_public_name_exists() -> None:
+    """`dbo.__all__` names nothing that cannot be imported."""
+    assert [name for name in dbo.__all__ if getattr(dbo, name, None) is None] == []
+    assert set(dbo.__all__) <= set(dir(dbo))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """The message lists what there is."""
+    with pytest.raises(AttributeError, match=r"has no attribute 'mixx'; it has .*mix"):
+        dbo.mixx    # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["numpy", "pandas", "ray", "torch", "mlflow", "pydantic", "sklearn", "scipy"])
+def test_importing_dbo_imports_nothing_heavy(module: str) -> None:
+    """The façade is lazy: `import dbo` loads no library."""
+    code = f"import dbo, sys; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["repo root", "elsewhere"])
+def test_import_works_from_anywhere(inside: bool, tmp_path: Path) -> None:
+    """With the repo root as working directory and without: the same packages, and the standard library's platform."""
+    code = (
+        "import dbo, platform; platform.system(); import dbo.platform.cli.main, dbo.algorithms.registry;"
+        "import dbo.tasks.registry;"
+        "from dbo.platform.experiment import Experiment; from dbo.platform.run import run; print(dbo.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT if inside else tmp_path, capture_output=True, text=True, timeout=120,
+        check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(ROOT)
+
+
+def test_compatibility_imports_are_the_same_objects() -> None:
+    """Older import paths keep working."""
+    from dbo.platform.config.experiment import Experiment
+    from dbo.platform.experiment import Experiment as OldExperiment
+    from dbo.platform.run import run as old_run
+    from dbo.platform.runs.runner import run
+
+    assert OldExperiment is Experiment is dbo.Experiment
+    assert old_run is run
+
+
+def test_run_takes_names_of_components(tmp_path: Path) -> None:
+    """A section may be given by its name, as `dbo run` takes it with .name."""
+    result = dbo.run(algorithm="mdbo", topology="complete", **SMALL, out=tmp_path / "a")
+    assert result.status == "finished"
+    assert (result.experiment.algorithm["name"], result.experiment.topology["name"]) == ("mdbo", "complete")
+    assert result.state["x"].shape[0] == 4
+    assert len(result.history) == 4
+
+
+def test_run_takes_an_experiment_a_file_and_a_mapping(tmp_path: Path) -> None:
+    """All three describe the same run, and keywords override each."""
+    experiment = dbo.Experiment(**{**SMALL, "engine": {"name": "local"}})
+    file = tmp_path / "e.yaml"
+    file.write_text(experiment.to_yaml())
+    keys = {dbo.run(base, out=tmp_path / str(i)).experiment.run_key
+            for i, base in enumerate((experiment, file, dict(SMALL)))}
+    assert keys == {experiment.run_key}
+    assert dbo.run(file, rounds=1, algorithm={"lam": 20.0}, out=tmp_path / "b").experiment.algorithm["lam"] == 20.0
+    assert dbo.run(file, rounds=1, algorithm="mdbo", out=tmp_path / "c").experiment.algorithm["name"] == "mdbo"
+
+
+def test_wrong_input_is_one_line(tmp_path: Path) -> None:
+    """The errors are those of the command line."""
+    with pytest.raises(InputError, match=r"topology.name: unknown value 'rong', did you mean 'ring'"):
+        dbo.run(topology="rong", **SMALL, out=tmp_path / "a")
+    with pytest.raises(InputError, match="holds no run"):
+        dbo.load(tmp_path)
+
+
+def test_load_a_run(tmp_path: Path) -> None:
+    """A row per evaluation, and one for the run."""
+    dbo.run(**SMALL, out=tmp_path / "a")
+    loaded = dbo.load(tmp_path / "a")
+    assert (loaded.kind, len(loaded.summary), len(loaded.history)) == ("run", 1, 4)
+    assert list(loaded.history.columns[:3]) == ["run", "algorithm", "seed"]
+    assert loaded.summary.iloc[0]["status"] == "finished"
+    assert loaded.summary.iloc[0]["test_accuracy"] == loaded.history.iloc[-1]["test_accuracy"]
+
+
+def test_load_a_run_that_has_not_ended(tmp_path: Path) -> None:
+    """What is there is read."""
+    dbo.run(**SMALL, out=tmp_path / "a")
+    (tmp_path / "a" / "summary.json").unlink()
+    assert dbo.load(tmp_path / "a").summary.iloc[0]["status"] == "unfinished"
+
+
+def test_compare_and_load_a_comparison(tmp_path: Path) -> None:
+    """All runs in one frame, and the table of costs."""
+    loaded = dbo.compare(["c2dfb", "mdbo"], **SMALL, target="test_accuracy=0.2", out=tmp_path / "c")
+    assert loaded.kind == "compare"
+    assert set(loaded.history["algorithm"]) == {"c2dfb", "mdbo"}
+    assert loaded.table is not None
+    assert list(loaded.table["algorithm"]) == ["c2dfb", "mdbo"]
+    again = dbo.load(tmp_path / "c")
+    assert again.history.equals(loaded.history)
+
+
+@pytest.mark.ray
+def test_sweep_and_load_a_sweep(tmp_path: Path, ray: Any) -> None:
+    """The axis is a column."""
+    loaded = dbo.sweep(
+        "sensitivity-k", **{**SMALL, "rounds": 1}, axes={"algorithm.inner_steps": [1, 2]}, out=tmp_path / "s")
+    assert loaded.kind == "sweep"
+    assert sorted(loaded.summary["algorithm.inner_steps"]) == [1, 2]
+    assert loaded.table is not None
