@@ -1,9 +1,9 @@
-"""What an algorithm promises where the solution is known: `dbo verify` holds it to that.
+"""Declare what an algorithm claims about its limit and its invariants, for `dbo verify` to check.
 
-A claim names the hypergradient that the algorithm really follows, exactly ∇ψ or with the bias that its theory gives it;
-says whether it arrives at the zero of that or stops at a distance that shrinks with its step sizes; and lists the
-identities that every round keeps, whatever the data. It also carries step sizes that are safe on the problem of
-`dbo verify`, where every ∇²_yy g_i has its eigenvalues in [1, 1.5] and ψ is strongly convex with constant 1.
+A claim names the hypergradient that the algorithm follows: ∇ψ, or ∇ψ with the bias known from theory. It declares
+whether the algorithm converges to the zero of that, or stops at a distance that shrinks with its step sizes. It lists
+the identities that hold after every round, whatever the data. Its step sizes are safe on the problem of `dbo verify`,
+where every ∇²_yy g_i has its eigenvalues in [1, 1.5] and ψ is strongly convex with constant 1.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from dbo.algorithms.protocol import Array, Shard
 
 
 class Solved(Protocol):
-    """A problem in closed form: ∇ψ at x, (dim_x,), and what algorithms follow in its place."""
+    """A problem in closed form: ∇ψ at x, (dim_x,), and the biased hypergradients that algorithms follow instead."""
 
     def hypergradient(self, x: Array) -> Array: ...
     def penalty_hypergradient(self, x: Array, lam: float) -> Array: ...
@@ -25,11 +25,11 @@ class Solved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A point that algorithms go to: where a certain hypergradient is 0."""
+    """The limit of an algorithm: the zero of a hypergradient."""
 
     label: str
     hypergradient: Callable[[Solved, Any, Array], Array]      # of (problem, configuration, x)
-    biased: bool                                              # on different nodes it is not ψ's minimiser …
+    biased: bool                                              # on heterogeneous nodes it is not ψ's minimiser …
     biased_alone: bool                                        # … nor on identical ones
 
 
@@ -48,23 +48,23 @@ TRUNCATED_INVERSE = Limit(
     lambda problem, cfg, x: problem.truncated_inverse_hypergradient(x, cfg.inner_steps, 1 / cfg.eta_in), True, True,
 )
 
-# (state before the round, state after it, shard, configuration) → residuals by name, each of which must be 0.
+# (state before the round, state after it, shard, configuration) → residuals by name, all of which must be 0.
 Invariants = Callable[[Any, Any, Shard, Any], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What can be checked about an algorithm."""
+    """Properties of an algorithm that can be checked."""
 
     limit: Limit
     invariants: Invariants                  # all nodes are in one block, so means over rows are means over the network
-    steps: Mapping[str, Any]                # configuration with which it is checked
-    rounds: int                             # after which it has arrived on a ring
-    floor: tuple[str, ...] = ()             # steps that keep it at a distance which shrinks with them; (): it arrives
-    follows: bool = True                    # with x held still it moves along `limit.hypergradient` there
+    steps: Mapping[str, Any]                # configuration of the check
+    rounds: int                             # after which it has converged on a ring
+    floor: tuple[str, ...] = ()             # step sizes that its distance to the limit is proportional to; (): exact
+    follows: bool = True                    # with x fixed, its direction is `limit.hypergradient` at x
 
 
 def mean(rows: Array) -> Array:
-    """The mean over the nodes."""
+    """Return the mean over the nodes."""
     average: Array = rows.mean(0)
     return average

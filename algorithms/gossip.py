@@ -1,12 +1,12 @@
-"""What a node says to its neighbours: the message, and the one awaitable of this room.
+"""Exchange rows with the neighbours: `mix`, the only awaitable of an algorithm, and the messages that it sends.
 
-`await mix(x=a, s=b)` shows a and b to the neighbours in one packet and answers with (Σ_j w_ij a_j, Σ_j w_ij b_j), the
-own rows included. The engine drives the coroutine with `.send()`; there is no event loop.
+`wy = await mix(y)` sends y to the neighbours and returns Σ_j w_ij y_j, the own rows included. `wx, ws = await mix(x=x,
+s=s)` sends several channels in one packet. The engine drives the coroutine with `.send()`; there is no event loop.
 """
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn, overload
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from dbo.algorithms.protocol import Array
 
 Form = Literal["dense", "sparse", "levels"]
 
+_UNNAMED = "value"      # the channel of a single array without a name
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Rows as every receiver will see them, and what the wire needs to know to make them small.
+    """Rows as every receiver decodes them, and what the wire format needs to encode them in few bytes.
 
-    `values` is what decoding gives, to the last bit. "sparse" rows travel without their zeros; "levels" rows are
+    `values` is the decoded message, to the last bit. "sparse" rows travel without their zeros; "levels" rows are
     integers times one unit per row, `values = levels * unit`, and travel as integers of `bits` bits each.
     """
 
@@ -37,22 +39,21 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """A sparse row as it travels: a mark per entry, 64 to a word and the first lowest; the marked entries in order."""
+    """A sparse row as it travels: a bit per entry, 64 to a word and the first lowest; the marked entries in order."""
 
     words: Array      # (⌈dim / 64⌉,) uint64
-    entries: Array    # (marks,) none of them zero
+    entries: Array    # (marked,) none of them zero
 
     @classmethod
     def of(cls, row: Array) -> "PackedRow":
-        there = row != 0
-        marks = np.zeros(-(-row.size // 64) * 8, dtype=np.uint8)
-        marks[: -(-row.size // 8)] = np.packbits(there, bitorder="little")
-        return cls(marks.view("<u8"), row[there])
+        marked = row != 0
+        bits = np.zeros(-(-row.size // 64) * 8, dtype=np.uint8)
+        bits[: -(-row.size // 8)] = np.packbits(marked, bitorder="little")
+        return cls(bits.view("<u8"), row[marked])
 
     def positions(self, dim: int) -> Array:
-        """Where the entries belong, ascending."""
-        marks = np.unpackbits(self.words.view(np.uint8), count=dim, bitorder="little")
-        return np.flatnonzero(marks)
+        """Return the positions of the entries, ascending."""
+        return np.flatnonzero(np.unpackbits(self.words.view(np.uint8), count=dim, bitorder="little"))
 
     def dense(self, dim: int) -> Array:
         row = np.zeros(dim, dtype=self.entries.dtype)
@@ -62,7 +63,7 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A sparse message of rows that are too wide to be kept in full beside what is sent of them."""
+    """A sparse message of wide rows, which take too much memory to keep them in dense form as well."""
 
     rows: tuple[PackedRow, ...]
     dim: int
@@ -75,19 +76,19 @@ class Packed:
 
     @property
     def values(self) -> Array:
-        """The rows in full, made anew for whoever asks."""
+        """Decode the rows; every access does it again."""
         return np.stack([row.dense(self.dim) for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """Σ_j w_ij q_j of packed rows, not yet formed: for each row of the block its weights and the neighbours' rows."""
+class PackedSum:
+    """Σ_j w_ij q_j of packed rows, not yet computed: for each row of the block its weights and the neighbours' rows."""
 
     terms: tuple[tuple[tuple[float, PackedRow], ...], ...]
     dim: int
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """The sum in full, for algorithms that do not add it to anything."""
+        """Compute the sum, for algorithms that use it as an array."""
         kind = self.terms[0][0][1].entries.dtype
         rows = np.zeros((len(self.terms), self.dim), dtype=kind)
         for row, terms in zip(rows, self.terms, strict=True):
@@ -97,61 +98,81 @@ class Sum:
 
 
 def dense(values: Array) -> Message:
-    """A message that is sent as it is."""
+    """Return a message that is sent uncompressed."""
     return Message(values, kept=values.shape[-1])
 
 
-class NotRows(TypeError):
-    """Something was taken for rows, to be shown to the neighbours or to be reckoned with, that is none."""
+class NotRowsError(TypeError):
+    """Something that is not an array of rows was sent, or used in arithmetic."""
 
 
-class _NoNumber:
-    """What arithmetic refuses with a word about what was meant, also beside an array."""
+class _NoArithmetic:
+    """Refuse arithmetic, also with an array on the other side, with a hint about the likely mistake."""
 
     __slots__ = ()
-    meant: ClassVar[str]
+    hint: ClassVar[str]
 
     def __array_ufunc__(self, *_: Any, **__: Any) -> NoReturn:
-        self._refuse()                  # beside an array, in place too
+        self._refuse()                  # array + self, and array += self
 
     def _refuse(self, other: Any = None) -> NoReturn:
-        raise NotRows(self.meant)
+        raise NotRowsError(self.hint)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __neg__ = __pow__ = _refuse
 
 
-class Answer(_NoNumber, tuple[Array, ...]):
-    """Σ_j w_ij (·)_j of each channel, in the order in which they were given; one channel is a tuple of one."""
+class Mixed(_NoArithmetic, tuple[Array, ...]):
+    """Σ_j w_ij (·)_j of each named channel, in the order of the arguments; one named channel is a tuple of one."""
 
     __slots__ = ()
-    meant: ClassVar[str] = "await mix(...) answers with a tuple, a part per channel: write `(x,) = await mix(x=…)`"
+    hint: ClassVar[str] = (
+        "await mix(x=…) returns a tuple, one array per named channel: write `(wx,) = await mix(x=…)` "
+        "or `wx = await mix(x)`"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing(_NoNumber):
-    """One packet per row: named messages that travel together."""
+class Outgoing(_NoArithmetic):
+    """One packet per row: messages that travel together, by channel name."""
 
     channels: dict[str, Message | Packed]
-    meant: ClassVar[str] = "mix(...) must be awaited: write `await mix(...)`"
+    single: bool = False                # one array without a name: awaiting it gives one array
+    hint: ClassVar[str] = "mix(...) must be awaited: write `await mix(...)`"
 
-    def __await__(self) -> Generator["Outgoing", tuple[Array, ...], Answer]:
-        return Answer((yield self))
+    def __await__(self) -> Generator["Outgoing", tuple[Array, ...], Any]:
+        sums = yield self
+        return sums[0] if self.single else Mixed(sums)
 
     def __iter__(self) -> NoReturn:
         self._refuse()
 
 
-def mix(*unnamed: Any, **channels: Array | Message | Packed) -> Outgoing:
-    """Shows the rows to the neighbours; awaiting it gives Σ_j w_ij (·)_j for each channel, in the order given."""
-    if unnamed:
-        raise NotRows("mix(...) got rows without a name: write mix(x=…), bytes are counted by these names")
-    return Outgoing({name: _message(name, shown) for name, shown in channels.items()})
+@overload
+def mix(rows: Array | Message | Packed, /) -> Awaitable[Array]: ...
+@overload
+def mix(**channels: Array | Message | Packed) -> Awaitable[Mixed]: ...
+def mix(*rows: Array | Message | Packed, **channels: Array | Message | Packed) -> Outgoing:
+    """Send rows to the neighbours in one packet; awaiting it gives Σ_j w_ij (·)_j of each channel.
+
+    One array without a name gives one array; named channels give a tuple, in the order of the arguments. Bytes are
+    counted by these names; the channel of an array without a name is called "value".
+    """
+    if len(rows) > 1 or (rows and channels):
+        got = f"{len(rows)} arrays" if len(rows) > 1 else "an array"
+        beside = f" beside {', '.join(channels)}" if channels else ""
+        raise NotRowsError(
+            f"mix(...) got {got} without a name{beside}; must be one array, `wx = await mix(x)`, "
+            f"or named ones, `wx, wy = await mix(x=…, y=…)`"
+        )
+    if rows:
+        return Outgoing({_UNNAMED: _message("…", rows[0])}, single=True)
+    return Outgoing({name: _message(f"{name}=…", value) for name, value in channels.items()})
 
 
-def _message(channel: str, shown: Array | Message | Packed) -> Message | Packed:
-    if isinstance(shown, Message | Packed):
-        return shown
-    if not getattr(shown, "shape", ()):
-        raise NotRows(f"mix({channel}=…) got a {type(shown).__name__}; must be an array with a row per node")
-    return dense(shown)
+def _message(argument: str, rows: Array | Message | Packed) -> Message | Packed:
+    if isinstance(rows, Message | Packed):
+        return rows
+    if not getattr(rows, "shape", ()):
+        raise NotRowsError(f"mix({argument}) got a {type(rows).__name__}; must be an array with a row per node")
+    return dense(rows)

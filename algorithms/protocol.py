@@ -1,19 +1,23 @@
-"""What an algorithm sees of a problem, and what the platform sees of an algorithm's state.
+"""Define what an algorithm sees of a problem, and what the platform sees of an algorithm's state.
 
-Every array has a leading node axis: row i belongs to node `shard.ids[i]`. One block may host one row or all of them;
-the lines of an algorithm are the same in both cases, so nothing here may mix rows except `await mix(...)`.
+Every array has a leading node axis: row i belongs to node `shard.ids[i]`. A block may host one row or all of them. The
+lines of an algorithm are the same in both cases, so nothing may mix rows except `await mix(...)`.
 """
 
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
-# A numpy array on the CPU, a torch tensor on a GPU: algorithms use arithmetic that both know.
+# A numpy array on the CPU, a torch tensor on a GPU: algorithms use arithmetic that both support.
 Array: TypeAlias = NDArray[Any]
+
+# (x, y, f_weight, g_weight) → (nodes, dim_y) rows ∇_y (f_weight f_i + g_weight g_i), in one pass over the data.
+WeightedGradient: TypeAlias = Callable[[Array, Array, float, float], Array]
 
 
 class Shard(Protocol):
-    """The rows of the problem that one block holds: its oracles take stacked rows and answer with stacked rows."""
+    """The rows of the problem that one block hosts: its oracles take stacked rows and return stacked rows."""
 
     @property
     def nodes(self) -> int: ...
@@ -23,7 +27,7 @@ class Shard(Protocol):
     def dim_y(self) -> int: ...
     @property
     def ids(self) -> Array:
-        """(nodes,) the network-wide numbers of these rows; random draws are keyed by them."""
+        """(nodes,) the network-wide numbers of these rows; random numbers are keyed by them."""
     @property
     def seed(self) -> int: ...
     @property
@@ -50,11 +54,23 @@ class Shard(Protocol):
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
         """(nodes, dim_x) Jacobian-vector products ∇²_xy g_i(x_i, y_i) v_i = ∂/∂x ⟨∇_y g_i, v_i⟩."""
 
+    @property
+    def h_y(self) -> WeightedGradient | None:
+        """The fused form of a weighted sum of f_y and g_y; None: the shard has none, add the two."""
+
+
+@runtime_checkable
+class CountsRows(Protocol):
+    """A shard that counts oracle calls per row: for products that only some rows use."""
+
+    def g_yy_of(self, rows: Array, x: Array, y: Array, v: Array) -> Array:
+        """`g_yy`, counted for the rows in the mask `rows` alone."""
+
 
 class State(Protocol):
-    """All that a node remembers between rounds: a frozen dataclass of arrays (or of such dataclasses), rows first.
+    """All that a node keeps between rounds: a frozen dataclass of arrays (or of such dataclasses), rows first.
 
-    Besides x and y a state may show `z`, a second lower-level iterate; it is saved with the other two.
+    Besides x and y a state may have `z`, a second lower-level iterate; it is saved with the other two.
     """
 
     @property
@@ -63,4 +79,4 @@ class State(Protocol):
     def y(self) -> Array: ...
     @property
     def direction(self) -> Array:
-        """(nodes, dim_x) the direction along which the next upper step goes; its mean's norm is reported."""
+        """(nodes, dim_x) the direction of the next upper step; the norm of its mean is reported."""

@@ -1,7 +1,7 @@
-"""Random numbers that depend on (seed, purpose, node, round, step) and on nothing else.
+"""Derive random numbers from (seed, purpose, node, round, step) and from nothing else.
 
-Neither the packing of nodes into processes nor the order of calls can change a draw, and a resumed run draws what the
-straight run would have drawn.
+Neither the packing of nodes into processes nor the order of calls changes them, and a resumed run gets the numbers that
+the uninterrupted run would have got.
 """
 
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from dbo.algorithms.protocol import Array, Shard
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """The generators of one (round, step): ask for one per purpose."""
+class Key:
+    """The random key of one (round, step): request generators from it, by purpose."""
 
     seed: int
     ids: Array
     round: int
     step: int = 0
 
-    def at(self, step: int) -> "Draws":
-        """The same round, another step of its inner loop."""
-        return Draws(self.seed, self.ids, self.round, step)
+    def at(self, step: int) -> "Key":
+        """Return the key of another inner step of the same round."""
+        return Key(self.seed, self.ids, self.round, step)
 
     def generators(self, purpose: str) -> list[np.random.Generator]:
-        """One generator per row."""
+        """Return one generator per row."""
         return [
             np.random.default_rng([self.seed, crc32(purpose.encode()), int(node), self.round, self.step])
             for node in self.ids
         ]
 
 
-def draws(shard: Shard, rounds_done: Array) -> Draws:
-    """The draws of the coming round; `rounds_done` is the (nodes, 1) counter that the state carries."""
-    return Draws(shard.seed, shard.ids, int(rounds_done[0, 0]) if len(rounds_done) else 0)
+def round_key(shard: Shard, rounds_done: Array) -> Key:
+    """Return the key of the coming round; `rounds_done` is the (nodes, 1) counter in the state."""
+    return Key(shard.seed, shard.ids, int(rounds_done[0, 0]) if len(rounds_done) else 0)

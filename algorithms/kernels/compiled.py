@@ -1,8 +1,7 @@
-"""Kernels at memory speed for rows of many entries: compiled by numba, one pass where arithmetic takes many.
+"""Fused kernels for wide rows, compiled by numba: one pass over memory where NumPy arithmetic takes several.
 
-This file holds loops and nothing else; `wide.py` decides when they run and what runs in their place. Each works on one
-row or on rows given one by one, in a fixed order, so no result depends on how rows are spread over threads. Those of
-top-k are in `selection.py`.
+This file holds loops and nothing else; `fused.py` decides when they run. Each works on one row, in a fixed order, so no
+result depends on how rows are spread over threads. The kernels of top-k are in `selection.py`.
 """
 
 from collections.abc import Callable
@@ -16,45 +15,45 @@ from dbo.algorithms.protocol import Array
 
 trailing_zeros: Any = numbers.trailing_zeros
 
-_WORDS = 512      # words of marks whose 32,768 entries stay in the second cache
+_WORDS = 512      # words whose 32,768 entries stay in the L2 cache
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Cached on disk: beside this file, in the user's cache where that cannot be written, or else not at all."""
+    """Compile with a cache on disk: beside this file, else in the user's cache folder, else without a cache."""
     try:
         return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:
         return numba.njit(nogil=True, error_model="numpy")(function)
 
 
-# ---- steps -----------------------------------------------------------------------------------------------------------
-# The array that is written comes first and is read in the same place: a second name for it would cost the vector units.
-# Two terms are added up first: trackers take in the difference of two gradients, which is small where both are large.
+# ---- updates ---------------------------------------------------------------------------------------------------------
+# The output array comes first and is also an operand: a second name for it would prevent vectorization. Where there are
+# two terms, they are added first: a tracker adds the difference of two gradients, which is small where both are large.
 
 
 @compiled
-def plus1(v: Array, c: float, t: Array) -> None:
+def add1(v: Array, c: float, t: Array) -> None:
     """v += c t."""
     for i in range(v.size):
         v[i] = v[i] + c * t[i]
 
 
 @compiled
-def plus2(v: Array, c: float, t: Array, e: float, u: Array) -> None:
+def add2(v: Array, c: float, t: Array, e: float, u: Array) -> None:
     """v += c t + e u."""
     for i in range(v.size):
         v[i] = v[i] + (c * t[i] + e * u[i])
 
 
 @compiled
-def series(h: Array, p: Array, lipschitz: float, b: Array) -> None:
+def neumann(h: Array, p: Array, lipschitz: float, b: Array) -> None:
     """h = p − h / L + b."""
     for i in range(h.size):
         h[i] = p[i] - h[i] / lipschitz + b[i]
 
 
 @compiled
-def add(v: Array, gamma: float, a: Array, b: Array, c: float, t: Array) -> None:
+def step(v: Array, gamma: float, a: Array, b: Array, c: float, t: Array) -> None:
     """v += γ (a − b) + c t."""
     for i in range(v.size):
         v[i] = v[i] + gamma * (a[i] - b[i]) + c * t[i]
@@ -69,7 +68,7 @@ def track(s: Array, gamma: float, a: Array, b: Array, new: Array, old: Array) ->
 
 
 @compiled
-def jump(s: Array, new: Array, old: Array) -> None:
+def shift(s: Array, new: Array, old: Array) -> None:
     """s += new − old; old = new."""
     for i in range(s.size):
         s[i] = s[i] + (new[i] - old[i])
@@ -77,21 +76,21 @@ def jump(s: Array, new: Array, old: Array) -> None:
 
 
 @compiled
-def towards1(a: Array, gamma: float, v: Array, c: float, t: Array) -> None:
+def gossip1(a: Array, gamma: float, v: Array, c: float, t: Array) -> None:
     """a = v + γ (a − v) + c t."""
     for i in range(v.size):
         a[i] = v[i] + gamma * (a[i] - v[i]) + c * t[i]
 
 
 @compiled
-def towards2(a: Array, gamma: float, v: Array, c: float, t: Array, e: float, u: Array) -> None:
+def gossip2(a: Array, gamma: float, v: Array, c: float, t: Array, e: float, u: Array) -> None:
     """a = v + γ (a − v) + c t + e u."""
     for i in range(v.size):
         a[i] = v[i] + (gamma * (a[i] - v[i]) + (c * t[i] + e * u[i]))
 
 
 @compiled
-def blend(v: Array, c: float, e: float, t: Array) -> None:
+def average(v: Array, c: float, e: float, t: Array) -> None:
     """v = e t + c v."""
     for i in range(v.size):
         v[i] = e * t[i] + c * v[i]
@@ -135,7 +134,7 @@ def sum3(out: Array, fresh: bool, w: float, r: Array, x: float, s: Array, y: flo
 
 @compiled
 def _add_some(out: Array, weight: float, words: Array, entries: Array, first: int, at: Any) -> Any:
-    """Adds what is marked in the words from `first` on, as much as the second cache holds; the next entry's place."""
+    """Add the entries marked in the words from `first` on, as many as the L2 cache holds; return the next position."""
     for i in range(first, min(first + _WORDS, words.size)):
         word = words[i]
         base = np.uint64(64 * i)
@@ -149,7 +148,7 @@ def _add_some(out: Array, weight: float, words: Array, entries: Array, first: in
 
 @compiled
 def add_packed1(out: Array, w: float, r: Array, a: Array) -> None:
-    """out += w q for a q in packed form: 64 marks to a word of r, the marked entries in order in a."""
+    """out += w q for a packed q: 64 marks to a word of r, the marked entries in order in a."""
     at = np.uint64(0)
     for first in range(0, r.size, _WORDS):
         at = _add_some(out, w, r, a, first, at)
@@ -176,9 +175,13 @@ def add_packed3(
         ct = _add_some(out, y, t, c, first, ct)
 
 
+SUMS = (sum1, sum2, sum3)                                      # by number of rows
+PACKED_SUMS = (add_packed1, add_packed2, add_packed3)
+
+
 @compiled
-def finite(bits: Array, exponent: int) -> bool:
-    """Whether no number with these bits has all bits of the exponent set: neither NaN nor inf."""
+def all_finite(bits: Array, exponent: int) -> bool:
+    """Decide whether no number with these bits has all bits of the exponent set: neither NaN nor inf."""
     worst: Any = bits[0] & exponent
     for i in range(bits.size):
         worst = max(worst, bits[i] & exponent)

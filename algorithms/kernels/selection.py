@@ -1,12 +1,13 @@
-"""Exact top-k of a wide residual, compiled by numba in two forms that give the same bits.
+"""Select the exact top-k of a wide residual, with kernels compiled by numba in two forms that give the same bits.
 
-A regular sample brackets the k-th largest magnitude, one pass over the row packs what is not below the bracket, the
-threshold is found among the few entries within it, and a pass over what was packed takes out the rest. A bracket that
-missed is widened: a sample can cost time, never an entry.
+A regular sample brackets the k-th largest magnitude. One pass over the row (`gather`) packs the entries that are not
+below the bracket. The threshold is found among the few entries inside the bracket. A pass over the packed entries
+(`settle`) removes those below the threshold. If the sample was misleading, the bracket is widened: that costs time, but
+the selection stays exact.
 
-The scalar form goes from mark to mark. The vector form takes a register of entries at a time and leaves the packing to
-LLVM's compressing stores and expanding loads: one instruction each with AVX-512, a branch per entry without. All of
-this is in one file because numba's cache follows the changes of one file.
+The scalar form visits the marked entries one by one. The vector form processes a register of entries at a time and uses
+LLVM's compressing stores and expanding loads: one instruction each with AVX-512, a branch per entry without. Everything
+is in one file because numba's cache detects changes of one file only.
 """
 
 from collections.abc import Callable
@@ -18,21 +19,24 @@ from numba import extending
 from numba.core import cgutils, registry, types
 from numba.cpython.unsafe import numbers
 
+from dbo.algorithms.compression.compressors import keep_largest
+from dbo.algorithms.gossip import PackedRow
 from dbo.algorithms.kernels.compiled import compiled
 from dbo.algorithms.protocol import Array
 
 llvm: Any = cgutils
-ir = llvm.ir              # LLVM's types as numba has them: of the version that it speaks
+ir = llvm.ir              # LLVM's types of the version that numba uses
 tuple_of: Any = types.UniTuple
 trailing_zeros: Any = numbers.trailing_zeros
 
-_CHUNK = 2048     # entries that stay in the first cache between two loops over them
+_SAMPLE = 8192    # entries of the sample: more cause more cache misses, fewer a wider bracket
+_CHUNK = 2048     # entries that stay in the L1 cache between two loops over them
 _EIGHT_TO_ONE, _TOP = np.uint64(0x0102040810204080), np.uint64(56)
 _REGISTER = 64    # bytes
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """numba's, with a type: (typing, types of the arguments) answers with a signature and what writes the code."""
+    """Wrap numba's decorator with a type: the function returns a signature and a code generator."""
     return extending.intrinsic(function)
 
 
@@ -44,18 +48,57 @@ class Form(NamedTuple):
 
 
 @cache
-def fastest() -> Form:
-    """The form for the processor that numba compiles for.
+def fastest_form() -> Form:
+    """Return the faster form for the processor that numba compiles for.
 
-    AMD's Zen has AVX-512, but its compressing store is a long microprogram: the scalar form there too.
+    AMD's Zen has AVX-512, but its compressing store is slow microcode: the scalar form is faster there.
     """
     _, processor, features = registry.cpu_target.target_context.codegen().magic_tuple()
     return VECTOR if "+avx512f" in features.split(",") and not processor.startswith("znver") else SCALAR
 
 
+def top_k(v: Array, reference: Array, k: int) -> PackedRow:
+    """Pack the k largest |v − reference| of a row, ties by position, NaN first, and add them to the reference."""
+    form = fastest_form()
+    dim, number = v.size, v.dtype.type
+    tiny = np.nextafter(number(0), number(1))
+    stride = dim // _SAMPLE | 1
+    stride -= 2 if stride % 5 == 0 else 0      # rows are features × classes, often with a multiple of 5 classes
+    sampled = np.empty(dim // stride, dtype=v.dtype)
+    sample(v, reference, stride, sampled)
+    sampled.sort()
+    at, off = sampled.size * (1 - k / dim), 4 * np.sqrt(sampled.size * k / dim * (1 - k / dim)) + 2
+    low = max(sampled[int(at - off)], tiny) if at > off else tiny
+    high = sampled[int(at + off)] if at + off < sampled.size else number(np.inf)
+    words = np.empty(-(-dim // 64), dtype=np.uint64)
+    entries = np.empty(min(k + int(2 * off / sampled.size * dim), dim) + 4096, dtype=v.dtype)
+    found = np.empty(entries.size, dtype=v.dtype)
+    count, inside, has_nan = form.gather(v, reference, low, high, words, entries, found)
+    if count < 0 or not (count - inside < k and (k <= count or low == tiny)):      # misleading sample
+        entries, found = np.empty(dim + 4096, dtype=v.dtype), np.empty(dim + 4096, dtype=v.dtype)
+        count, inside, has_nan = form.gather(v, reference, tiny, number(np.inf), words, entries, found)
+    if has_nan:
+        return _top_k_with_nan(v, reference, k)
+    least, ties = tiny, dim
+    if count >= k:                              # else fewer than k are nonzero, and zeros are not sent
+        candidates, rank = found[:inside], count - k
+        candidates.partition(rank)
+        least = candidates[rank]
+        ties = k - (count - inside) - int(np.count_nonzero(candidates > least))
+    count = form.settle(reference, least, ties, words, entries)
+    return PackedRow(words, entries[:count])
+
+
+def _top_k_with_nan(v: Array, reference: Array, k: int) -> PackedRow:
+    """Do the same for a row with NaN, without kernels: it ends the run, so it need not be fast."""
+    values = keep_largest((v - reference)[None], k)[0]
+    reference += values
+    return PackedRow.of(values)
+
+
 @compiled
 def sample(a: Array, b: Array, stride: int, out: Array) -> None:
-    """|a − b| at regular places."""
+    """Write |a − b| at regular positions to `out`."""
     for i in range(out.size):
         out[i] = abs(a[i * stride] - b[i * stride])
 
@@ -67,21 +110,21 @@ def sample(a: Array, b: Array, stride: int, out: Array) -> None:
 def gather(
     a: Array, b: Array, low: float, high: float, words: Array, entries: Array, found: Array
 ) -> tuple[Any, Any, bool]:
-    """Packs all of a − b that is not below `low` in magnitude, and finds the magnitudes up to `high` among it.
+    """Pack all of a − b that is not below `low` > 0 in magnitude, and collect the magnitudes up to `high` among it.
 
-    How many entries were packed (−1: more than there is room for), how many magnitudes were found, and whether a NaN is
-    among the entries. `low` is above zero.
+    Return how many entries were packed (−1: more than fit), how many magnitudes were collected, and whether an entry is
+    NaN.
     """
     at: Any = np.uint64(0)
     inside: Any = np.uint64(0)
-    broken = False
+    has_nan = False
     r = np.empty(_CHUNK, dtype=a.dtype)
     mark = np.zeros(_CHUNK, dtype=np.uint8)
     marks = mark.view(np.uint64)
     for start in range(0, a.size, _CHUNK):
         if at + _CHUNK > entries.size:
             return np.int64(-1), np.int64(0), False
-        p, q = a[start : start + _CHUNK], b[start : start + _CHUNK]    # views: an offset would cost the vector units
+        p, q = a[start : start + _CHUNK], b[start : start + _CHUNK]    # views: an offset would prevent vectorization
         for i in range(p.size):
             r[i] = p[i] - q[i]
         for i in range(p.size):
@@ -91,7 +134,7 @@ def gather(
         here = words[start // 64 :]
         for i in range((p.size + 63) // 64):
             word = np.uint64(0)
-            for j in range(8):    # the product moves the marks of eight bytes to the bits of the highest byte
+            for j in range(8):    # the product moves eight bytes' marks into the highest byte
                 word |= (marks[8 * i + j] * _EIGHT_TO_ONE >> _TOP) << np.uint64(8 * j)
             here[i] = word
             base = np.uint64(64 * i)
@@ -101,16 +144,16 @@ def gather(
                 at += np.uint64(1)
                 found[inside] = abs(v)
                 inside += np.uint64(abs(v) <= high)
-                broken |= v != v
+                has_nan |= v != v
                 word &= word - np.uint64(1)
-    return np.int64(at), np.int64(inside), broken
+    return np.int64(at), np.int64(inside), has_nan
 
 
 @compiled
 def _settle_some(
     b: Array, base: Any, least: float, ties: int, word: Any, entries: Array, read: Any, at: Any
 ) -> tuple[Any, Any, Any, int]:
-    """Settles the marks of one word, whose entries are at `read` and go to `at`: what is kept, and where that ends."""
+    """Settle the marks of one word, moving its entries from `read` to `at`; return the kept marks and the positions."""
     kept = word
     while word != 0:
         bit = trailing_zeros(word)
@@ -130,7 +173,7 @@ def _settle_some(
 
 @compiled
 def settle(b: Array, least: float, ties: int, words: Array, entries: Array) -> int:
-    """Of a packed q keeps what is above `least`, and of what equals it the first `ties`; b += q. How many are kept."""
+    """Keep the entries of a packed q above `least` and the first `ties` equal to it; b += q; return their number."""
     at: Any = np.uint64(0)
     read: Any = np.uint64(0)
     for i in range(words.size):
@@ -145,12 +188,12 @@ SCALAR = Form(gather, settle)
 
 
 class Lanes:
-    """LLVM's instructions on one register of the numbers that an array holds, in the words of this file."""
+    """LLVM instructions on one register of an array's entries."""
 
     def __init__(self, context: Any, builder: Any, array: Any) -> None:
         self.context, self.builder = context, builder
         self.number = context.get_value_type(array.dtype)
-        self.count = lanes(array)
+        self.count = _REGISTER * 8 // int(array.dtype.bitwidth)
         self.vector = ir.VectorType(self.number, self.count)
         self.mask = ir.VectorType(ir.IntType(1), self.count)
         self.name = f"v{self.count}f{8 * _REGISTER // self.count}"
@@ -160,40 +203,40 @@ class Lanes:
         function = llvm.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.{self.name}")
         return self.builder.call(function, arguments)
 
-    def place(self, kind: Any, array: Any, at: Any) -> Any:
-        """The address of array[at]."""
+    def address(self, kind: Any, array: Any, at: Any) -> Any:
+        """Return the address of array[at]."""
         return self.builder.gep(self.context.make_array(kind)(self.context, self.builder, array).data, [at])
 
-    def _whole(self, place: Any) -> Any:
-        return self.builder.bitcast(place, self.vector.as_pointer())
+    def _as_vector(self, address: Any) -> Any:
+        return self.builder.bitcast(address, self.vector.as_pointer())
 
-    def load(self, place: Any) -> Any:
-        return self.builder.load(self._whole(place), align=_REGISTER // self.count)
+    def load(self, address: Any) -> Any:
+        return self.builder.load(self._as_vector(address), align=_REGISTER // self.count)
 
-    def store(self, values: Any, place: Any) -> None:
-        self.builder.store(values, self._whole(place), align=_REGISTER // self.count)
+    def store(self, values: Any, address: Any) -> None:
+        self.builder.store(values, self._as_vector(address), align=_REGISTER // self.count)
 
-    def compress(self, values: Any, place: Any, mask: Any) -> None:
-        """Writes the values in the mask side by side, and nothing behind them."""
-        self._call("masked.compressstore", ir.VoidType(), values, place, mask)
+    def compress(self, values: Any, address: Any, mask: Any) -> None:
+        """Write the values in the mask contiguously, and nothing behind them."""
+        self._call("masked.compressstore", ir.VoidType(), values, address, mask)
 
-    def expand(self, place: Any, mask: Any) -> Any:
-        """Reads as many as the mask has, and nothing behind them; zero in the other lanes."""
-        return self._call("masked.expandload", self.vector, place, mask, ir.Constant(self.vector, None))
+    def expand(self, address: Any, mask: Any) -> Any:
+        """Read as many values as the mask has, and nothing behind them; the other lanes are zero."""
+        return self._call("masked.expandload", self.vector, address, mask, ir.Constant(self.vector, None))
 
     def magnitude(self, values: Any) -> Any:
         return self._call("fabs", self.vector, values)
 
-    def all(self, number: Any) -> Any:
-        """The number in every lane."""
-        nothing = ir.Constant(self.vector, ir.Undefined)
-        first = self.builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
+    def broadcast(self, number: Any) -> Any:
+        """Return a register with the number in every lane."""
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
         return self.builder.shuffle_vector(
-            first, nothing, ir.Constant(ir.VectorType(ir.IntType(32), self.count), None)
+            first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), self.count), None)
         )
 
     def bits(self, mask: Any) -> Any:
-        """A mask as a number of 64 bits, the first lane the lowest."""
+        """Return a mask as a 64-bit integer, the first lane lowest."""
         return self.builder.zext(self.builder.bitcast(mask, ir.IntType(self.count)), ir.IntType(64))
 
     def of_bits(self, bits: Any) -> Any:
@@ -203,31 +246,26 @@ class Lanes:
         return self.context.make_tuple(self.builder, signature.return_type, (self.bits(first), self.bits(second)))
 
 
-def lanes(array: Any) -> int:
-    """How many numbers of an array's type a register holds."""
-    return _REGISTER * 8 // int(array.dtype.bitwidth)
-
-
 _WORD = types.uint64
 _TWO_WORDS = tuple_of(types.uint64, 2)
 
 
 @intrinsic
 def _count(typing: Any, word: Any) -> Any:
-    """How many bits are set."""
+    """Count the bits that are set."""
     return _WORD(_WORD), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
 
 
 @intrinsic
 def _pack(typing: Any, a: Any, b: Any, i: Any, low: Any, entries: Any, at: Any) -> Any:
-    """Packs a register of a − b from place i on to entries[at:], as far as it is not below `low`; which that is."""
+    """Pack a register of a − b from i on, where not below `low`, to entries[at:]; return the mask of those packed."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         do = Lanes(context, builder, a)
         ours, theirs, i, low, packed, at = arguments
-        r = builder.fsub(do.load(do.place(a, ours, i)), do.load(do.place(b, theirs, i)))
-        keep = builder.fcmp_unordered("uge", do.magnitude(r), do.all(low))
-        do.compress(r, do.place(entries, packed, at), keep)
+        r = builder.fsub(do.load(do.address(a, ours, i)), do.load(do.address(b, theirs, i)))
+        keep = builder.fcmp_unordered("uge", do.magnitude(r), do.broadcast(low))
+        do.compress(r, do.address(entries, packed, at), keep)
         return do.bits(keep)
 
     return _WORD(a, b, _WORD, a.dtype, entries, _WORD), generate
@@ -235,15 +273,15 @@ def _pack(typing: Any, a: Any, b: Any, i: Any, low: Any, entries: Any, at: Any) 
 
 @intrinsic
 def _find(typing: Any, entries: Any, i: Any, high: Any, found: Any, at: Any) -> Any:
-    """Packs the magnitudes up to `high` of a register of entries from place i on to found[at:]; which, and the NaN."""
+    """Pack a register of magnitudes up to `high` of entries[i:] to found[at:]; return the masks of those and of NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         do = Lanes(context, builder, entries)
         packed, i, high, magnitudes, at = arguments
-        r = do.load(do.place(entries, packed, i))
+        r = do.load(do.address(entries, packed, i))
         size = do.magnitude(r)
-        inside = builder.fcmp_ordered("<=", size, do.all(high))
-        do.compress(size, do.place(found, magnitudes, at), inside)
+        inside = builder.fcmp_ordered("<=", size, do.broadcast(high))
+        do.compress(size, do.address(found, magnitudes, at), inside)
         return do.pair(signature, inside, builder.fcmp_unordered("uno", r, r))
 
     return _TWO_WORDS(entries, _WORD, entries.dtype, found, _WORD), generate
@@ -251,23 +289,24 @@ def _find(typing: Any, entries: Any, i: Any, high: Any, found: Any, at: Any) -> 
 
 @intrinsic
 def _keep(typing: Any, b: Any, i: Any, word: Any, least: Any, entries: Any, read: Any, at: Any) -> Any:
-    """Of the entries at `read`, which the word marks, moves what is above `least` to `at` and adds it to b[i:].
+    """Of the entries at `read`, which the word marks, move those above `least` to `at` and add them to b[i:].
 
-    What was kept, and what equals `least`; where anything does, nothing was kept and nothing changed.
+    Return the masks of the kept entries and of those equal to `least`; if there are any of the latter, nothing was kept
+    and nothing changed.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         do = Lanes(context, builder, b)
         reference, i, word, least, packed, read, at = arguments
-        v = do.expand(do.place(entries, packed, read), do.of_bits(word))
-        size, bound = do.magnitude(v), do.all(least)
+        v = do.expand(do.address(entries, packed, read), do.of_bits(word))
+        size, bound = do.magnitude(v), do.broadcast(least)
         equal = builder.fcmp_ordered("==", size, bound)
         tied = builder.icmp_unsigned("!=", do.bits(equal), ir.Constant(ir.IntType(64), 0))
         kept = builder.select(tied, ir.Constant(do.mask, None), builder.fcmp_ordered(">", size, bound))
-        do.compress(v, do.place(entries, packed, at), kept)
-        place = do.place(b, reference, i)
-        before = do.load(place)
-        do.store(builder.select(kept, builder.fadd(before, v), before), place)    # b + 0 would turn −0 into 0
+        do.compress(v, do.address(entries, packed, at), kept)
+        address = do.address(b, reference, i)
+        before = do.load(address)
+        do.store(builder.select(kept, builder.fadd(before, v), before), address)    # b + 0 would turn −0 into 0
         return do.pair(signature, kept, equal)
 
     return _TWO_WORDS(b, _WORD, _WORD, b.dtype, entries, _WORD, _WORD), generate
@@ -277,7 +316,7 @@ def _keep(typing: Any, b: Any, i: Any, word: Any, least: Any, entries: Any, read
 def vector_gather(
     a: Array, b: Array, low: float, high: float, words: Array, entries: Array, found: Array
 ) -> tuple[Any, Any, bool]:
-    """`gather`, a register at a time. What was packed is looked through while it is in the first cache."""
+    """`gather`, a register at a time; packed entries are searched while they are in the L1 cache."""
     at: Any = np.uint64(0)
     seen: Any = np.uint64(0)
     inside: Any = np.uint64(0)
@@ -308,19 +347,19 @@ def vector_gather(
                 at += np.uint64(1)
                 word |= np.uint64(1) << np.uint64(i - 64 * whole)
         words[whole] = word
-    broken = nan != 0
+    has_nan = nan != 0
     for i in range(seen, at):
         v = entries[i]
         if abs(v) <= high:
             found[inside] = abs(v)
             inside += np.uint64(1)
-        broken |= v != v
-    return np.int64(at), np.int64(inside), broken
+        has_nan |= v != v
+    return np.int64(at), np.int64(inside), has_nan
 
 
 @compiled
 def vector_settle(b: Array, least: float, ties: int, words: Array, entries: Array) -> int:
-    """`settle`, a register at a time. A tie is decided in the scalar way, by position."""
+    """`settle`, a register at a time; ties are resolved by the scalar form, by position."""
     at: Any = np.uint64(0)
     read: Any = np.uint64(0)
     step = np.uint64(_REGISTER // b.itemsize)

@@ -1,45 +1,41 @@
-"""BOME: first-order bilevel optimization on one machine, with a multiplier that is chosen anew at every step.
+"""BOME: first-order bilevel optimization on one machine, with a multiplier that is recomputed at every step.
 
 M. Ye, B. Liu, S. Wright, P. Stone, Q. Liu: BOME! Bilevel Optimization Made Easy: A Simple First-Order Approach, NeurIPS
 2022, and the authors' code. With ŷ = K gradient steps on g from y and q(x, y) = g(x, y) − g(x, ŷ), (x, y) steps along
 ∇f + μ ∇q, where μ ≥ 0 is the smallest multiplier for which q falls at the rate φ: ⟨∇q, ∇f + μ ∇q⟩ ≥ φ.
 
-Where it ends: q falls to 0, μ grows without bound, and μ ∇q tends to a limit with ∇_y f + μ ∇_y g = 0. Put into x's
-line this is ∇_x f − ∇²_xy g P_K ∇_y f with P_K = α Σ_{j<K} (I − α ∇²_yy g)^j, α the step of ŷ: the hypergradient with a
-Neumann series of K terms. So the method goes to the minimiser of ψ up to the error of K inner steps, and stays at a
-distance that shrinks with the step size, because y cannot come nearer to y*(x) than one step.
+Limit: q tends to 0, μ grows without bound, and μ ∇q tends to a limit with ∇_y f + μ ∇_y g = 0. In the update of x this
+gives ∇_x f − ∇²_xy g P_K ∇_y f with P_K = α Σ_{j<K} (I − α ∇²_yy g)^j, α the step of ŷ: the hypergradient with a
+Neumann series of K terms. So the method converges to the minimiser of ψ up to the error of K inner steps. It stays at a
+distance that shrinks with the step size, because y cannot get closer to y*(x) than one step.
 
 Nothing is sent. Oracles per round: K + 5 partial gradients, and the value of q.
 
-departs: plain steps; the authors' code adds momentum 0.9. departs: a round starts with the step, for which the last
-round's directions are kept; the iterates are the paper's.
+departs: plain steps; the authors' code adds momentum 0.9.
+departs: a round starts with the step, for which the last round's directions are kept; the iterates are the paper's.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import array_api_compat
-from annotated_types import Ge, Gt
-from typing_extensions import Doc
 
-from dbo.algorithms.claims import TRUNCATED_INVERSE, Claim
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
+from dbo.algorithms.api import TRUNCATED_INVERSE, Array, Claim, Shard, algorithm, counter, param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """K, u and φ are those of the authors' code, step sizes are ours (theirs for 20 Newsgroups: 100 and 1000)."""
 
-    inner_steps: Annotated[int, Ge(1), Doc("K, gradient steps from y to ŷ")] = 10
-    eta_in: Annotated[float, Gt(0), Doc("α, step size of those steps")] = 1.0
-    eta_x: Annotated[float, Gt(0), Doc("step size of x")] = 0.01
-    eta_y: Annotated[float, Gt(0), Doc("step size of y")] = 0.01
-    rate: Annotated[float, Gt(0), Doc("u, how fast q has to fall")] = 1.0
-    phi: Annotated[
-        Literal["value", "gradient"], Doc("the fall that is asked for: φ = u q (the authors' code), or φ = u |∇q|²")
-    ] = "value"
-    floor: Annotated[float, Gt(0), Doc("added to |∇q|² in the multiplier's denominator")] = 1e-8
+    inner_steps: int = param(10, ge=1, help="K, gradient steps from y to ŷ")
+    eta_in: float = param(1.0, gt=0, help="α, step size of those steps")
+    eta_x: float = param(0.01, gt=0, help="step size of x")
+    eta_y: float = param(0.01, gt=0, help="step size of y")
+    rate: float = param(1.0, gt=0, help="u, how fast q must decrease")
+    phi: Literal["value", "gradient"] = param(
+        "value", help="the required decrease of q: φ = u q (the authors' code), or φ = u |∇q|²"
+    )
+    floor: float = param(1e-8, gt=0, help="added to |∇q|² in the multiplier's denominator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ async def bome(st: State, shard: Shard, cfg: Config) -> State:
 
 
 def directions(shard: Shard, cfg: Config, x: Array, y: Array) -> tuple[Array, Array]:
-    """∇f + μ ∇q in x and in y; ŷ counts as a constant in ∇q."""
+    """Return ∇f + μ ∇q in x and in y; ŷ is a constant in ∇q."""
     y_hat = y
     for _ in range(cfg.inner_steps):
         y_hat = y_hat - cfg.eta_in * shard.g_y(x, y_hat)
@@ -104,7 +100,7 @@ def directions(shard: Shard, cfg: Config, x: Array, y: Array) -> tuple[Array, Ar
 
 
 def inner(a: Array, b: Array) -> Array:
-    """(nodes, 1) inner products, row by row."""
+    """Return the (nodes, 1) inner products of the rows."""
     xp = array_api_compat.array_namespace(a)
     product: Array = xp.sum(a * b, axis=1, keepdims=True)
     return product

@@ -8,35 +8,29 @@ that heterogeneity causes and that shrinks with the steps.
 Per round a node sends its three variables after the local step in 1 packet: d_x + 2 d_y values. Oracles: 3 partial
 gradients, 1 Hessian- and 1 Jacobian-vector product; first-order variant (D-SOBA-FO): 7 partial gradients.
 
-departs: full local batches, where the paper draws samples.
+departs: full local batches instead of samples.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from annotated_types import Gt, Le
-from typing_extensions import Doc
-
-from dbo.algorithms.claims import MINIMISER, Claim, mean
-from dbo.algorithms.gossip import mix
+from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param
 from dbo.algorithms.parts.soba import directions, first_order_directions
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Defaults are ours."""
 
-    eta_x: Annotated[float, Gt(0), Doc("step size of x (the paper's α)")] = 0.01
-    eta_y: Annotated[float, Gt(0), Doc("step size of y (the paper's β)")] = 0.1
-    eta_v: Annotated[float, Gt(0), Doc("step size of v, the solution of the Hessian system (the paper's γ)")] = 0.1
-    theta: Annotated[float, Gt(0), Le(1), Doc("weight of the new hypergradient in the moving average")] = 0.3
-    derivatives: Annotated[
-        Literal["second_order", "first_order"],
-        Doc("Hessian- and Jacobian-vector products (D-SOBA-SO), or differences of gradients (D-SOBA-FO)"),
-    ] = "second_order"
-    delta: Annotated[float, Gt(0), Doc("first_order only: gradients are taken at y ± delta · v")] = 1e-3
+    eta_x: float = param(0.01, gt=0, help="step size of x (the paper's α)")
+    eta_y: float = param(0.1, gt=0, help="step size of y (the paper's β)")
+    eta_v: float = param(0.1, gt=0, help="step size of v, the solution of the Hessian system (the paper's γ)")
+    theta: float = param(0.3, gt=0, le=1, help="weight of the new hypergradient in the moving average")
+    derivatives: Literal["second_order", "first_order"] = param(
+        "second_order",
+        help="Hessian- and Jacobian-vector products (D-SOBA-SO), or differences of gradients (D-SOBA-FO)",
+    )
+    delta: float = param(1e-3, gt=0, help="first_order only: gradients are taken at y ± delta · v")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ def init(shard: Shard, cfg: Config) -> State:
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
-    """Gossip keeps means: each moves along the mean of the local directions."""
+    """Gossip preserves means: each moves along the mean of the local directions."""
     d = directions(shard, before.x, before.y, before.v)
     return {
         "mean(x) steps by −α mean(h)": mean(after.x - before.x) + cfg.eta_x * mean(before.h),

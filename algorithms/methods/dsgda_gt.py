@@ -6,36 +6,29 @@ Its abstract gives the ingredients; the lines are our reading. Descent in x and 
     (1/m) Σ_i f_i(x, y) + λ (g_i(x, y) − g_i(x, z)),
 
 all three at once, each with a tracker of the mean direction. It reaches the penalty solution of λ exactly. It is also
-what C²DFB becomes without compression and with one step on each level, hence the ablation beside it.
+what C²DFB becomes without compression and with one step on each level: an ablation of it.
 
 Per round a node sends x, y, z and their trackers in 1 packet: 2 d_x + 4 d_y values. Oracles: 3 partial gradients in x
 and 3 in y.
 
-departs: the directions of y and z are divided by λ, so that step sizes of order 1/L_g fit. departs: λ is constant and
-batches are full.
+departs: the directions of y and z are divided by λ, so that step sizes of order 1/L_g fit.
+departs: λ is constant and batches are full.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from annotated_types import Gt
-from typing_extensions import Doc
-
-from dbo.algorithms.claims import PENALTY, Claim, mean
-from dbo.algorithms.gossip import mix
+from dbo.algorithms.api import PENALTY, Array, Claim, Shard, algorithm, counter, mean, mix, param
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Defaults are ours."""
 
-    lam: Annotated[float, Gt(0), Doc("penalty λ")] = 10.0
-    eta_x: Annotated[float, Gt(0), Doc("step size of x")] = 0.01
-    eta_y: Annotated[float, Gt(0), Doc("step size of y, on (f + λ g) / λ")] = 0.1
-    eta_z: Annotated[float, Gt(0), Doc("step size of z, on g")] = 0.1
+    lam: float = param(10.0, gt=0, help="penalty λ")
+    eta_x: float = param(0.01, gt=0, help="step size of x")
+    eta_y: float = param(0.1, gt=0, help="step size of y, on (f + λ g) / λ")
+    eta_z: float = param(0.1, gt=0, help="step size of z, on g")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +63,7 @@ def directions(shard: Shard, lam: float, x: Array, y: Array, z: Array) -> Triple
 
 
 def init(shard: Shard, cfg: Config) -> State:
-    """z = y, trackers at the local directions."""
+    """Initialize z = y and the trackers at the local directions."""
     x, y = shard.x0, shard.y0
     d = directions(shard, cfg.lam, x, y, y)
     return State(t=counter(shard), x=x, y=y, z=y, track=d, local=d)
@@ -91,7 +84,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "dsgda_gt", config=Config, state=State, init=init,
-    packets=lambda cfg: 1,
+    packets=lambda cfg: 1, penalty=lambda cfg: cfg.lam,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=900, steps={"eta_x": 0.05, "eta_y": 0.1, "eta_z": 0.1},
     ),

@@ -2,40 +2,35 @@
 
 L. Chen, Y. Ma, J. Zhang: Near-Optimal Nonconvex-Strongly-Convex Bilevel Optimization with Fully First-Order Oracles,
 arXiv 2306.14853, and the authors' code. K gradient steps on (f + λ g) / λ in y and on g in z, then one of x along
-∇_x f + λ (∇_x g(x, y) − ∇_x g(x, z)), over all nodes' data. With z carried on it reaches the penalty solution of λ
-exactly; C²DFB on a single node with nothing compressed makes the same iterates.
+∇_x f + λ (∇_x g(x, y) − ∇_x g(x, z)), over all nodes' data. With z kept between rounds it reaches the penalty
+solution of λ exactly; C²DFB on a single node without compression has the same iterates.
 
 Nothing is sent. Oracles per round: 3 K partial gradients in y and 3 in x.
 
 departs: a round starts with the step of x, for which the last round's direction is kept; the iterates are the paper's,
-except that the first step of x comes before the first inner loop. departs: z starts each round where it ended; the
-authors' code starts it at y (`z_start: y`).
+except that the first step of x comes before the first inner loop.
+departs: z starts each round where it ended; the authors' code starts it at y (`z_start: y`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from annotated_types import Ge, Gt
-from typing_extensions import Doc
-
-from dbo.algorithms.claims import PENALTY, Claim
+from dbo.algorithms.api import PENALTY, Array, Claim, Shard, algorithm, counter, param
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Defaults are those of C²DFB, whose reference this is; the authors' code takes K = 10, η = 100 and η_x = 1000."""
 
-    inner_steps: Annotated[int, Ge(1), Doc("K, steps of the two inner loops per round")] = 15
-    lam: Annotated[float, Gt(0), Doc("penalty λ")] = 10.0
-    eta_in: Annotated[float, Gt(0), Doc("η, step size of the inner loops")] = 1.0
-    eta_out: Annotated[float, Gt(0), Doc("η_x, step size of x")] = 1.0
-    z_start: Annotated[
-        Literal["last", "y"],
-        Doc("where z starts each round: its last value, or y as in the authors' code, which K too small makes biased"),
-    ] = "last"
+    inner_steps: int = param(15, ge=1, help="K, steps of the two inner loops per round")
+    lam: float = param(10.0, gt=0, help="penalty λ")
+    eta_in: float = param(1.0, gt=0, help="η, step size of the inner loops")
+    eta_out: float = param(1.0, gt=0, help="η_x, step size of x")
+    z_start: Literal["last", "y"] = param(
+        "last",
+        help="where z starts each round: its last value, or y as in the authors' code, which K too small makes biased",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ class State:
     x: Array
     y: Array
     z: Array
-    u: Array          # ∇ψ_λ as the present y and z give it
+    u: Array          # ∇ψ_λ with the current y and z
 
     @property
     def direction(self) -> Array:
@@ -65,7 +60,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "f2ba", config=Config, state=State, init=init,
-    packets=lambda cfg: 0, single_machine=True,
+    packets=lambda cfg: 0, penalty=lambda cfg: cfg.lam, single_machine=True,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=80, steps={"inner_steps": 10, "eta_in": 0.6, "eta_out": 0.3},
     ),

@@ -1,42 +1,36 @@
 """Gossip-DSBO in its vector form: gossiped running averages of ∇_x f and ∇_y f, each node's own Hessian and Jacobian.
 
 S. Yang, X. Zhang, M. Wang: Decentralized Gossip-Based Stochastic Bilevel Optimization over Communication Networks,
-NeurIPS 2022. The method proper also gossips whole Jacobians and Hessians, d_x d_y + b_N d_y² values, which no task here
-can afford. This is the simplified form in which it is compared in the literature (Gao et al. 2023 run such a one):
-products with the node's own matrices, vectors only. The lines are our reading.
+NeurIPS 2022. The original method also gossips whole Jacobians and Hessians, d_x d_y + b_N d_y² values, which no task
+here can afford. This is the simplified form used in comparisons (for example by Gao et al. 2023): products with the
+node's own matrices, vectors only. The lines are our reading.
 
 With J_i and P_i the node's Jacobian and truncated Neumann inverse, x moves along A_x − J_i P_i A_y. As θ and the steps
-go to 0 the averages A agree, and x arrives at the zero of mean(∇_x f_i) − mean(J_i P_i) mean(∇_y f_i): biased under
-heterogeneity, as MDBO is, but to another point. At constant steps it stops at a distance that shrinks with them.
+tend to 0 the averages A agree, and x converges to the zero of mean(∇_x f_i) − mean(J_i P_i) mean(∇_y f_i): biased under
+heterogeneity, like MDBO, but with another limit. At constant steps it stops at a distance that shrinks with them.
 
 Per round a node sends x, y and the two averages in 1 packet: 2 d_x + 2 d_y values. Oracles: 3 partial gradients, J − 1
 Hessian- and 1 Jacobian-vector products.
 
-departs: full local batches and the whole truncated series, where the paper draws samples; vectors only, as said above.
+departs: full local batches and the whole truncated series instead of samples.
+departs: vectors only, as described above.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
-from typing_extensions import Doc
-
-from dbo.algorithms.claims import AVERAGED_INVERSE, Claim, mean
-from dbo.algorithms.gossip import mix
+from dbo.algorithms.api import AVERAGED_INVERSE, Array, Claim, Shard, algorithm, counter, mean, mix, param
 from dbo.algorithms.parts.neumann import truncated_inverse
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Defaults are ours."""
 
-    eta_x: Annotated[float, Gt(0), Doc("step size of x")] = 0.01
-    eta_y: Annotated[float, Gt(0), Doc("step size of y")] = 0.1
-    theta: Annotated[float, Gt(0), Le(1), Doc("weight of the new gradients of f in the running averages")] = 0.3
-    neumann_terms: Annotated[int, Ge(1), Doc("J, terms of the Neumann series")] = 10
-    lipschitz: Annotated[float, Gt(0), Doc("L, at least the largest eigenvalue of any node's ∇²_yy g_i")] = 15.0
+    eta_x: float = param(0.01, gt=0, help="step size of x")
+    eta_y: float = param(0.1, gt=0, help="step size of y")
+    theta: float = param(0.3, gt=0, le=1, help="weight of the new gradients of f in the running averages")
+    neumann_terms: int = param(10, ge=1, help="J, terms of the Neumann series")
+    lipschitz: float = param(15.0, gt=0, help="L, at least the largest eigenvalue of any node's ∇²_yy g_i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +48,19 @@ class State:
 
 
 def hypergradient(shard: Shard, cfg: Config, x: Array, y: Array, a_x: Array, a_y: Array) -> Array:
-    """A_x − ∇²_xy g_i P_i A_y."""
+    """Return A_x − ∇²_xy g_i P_i A_y."""
     return a_x - shard.g_xy(x, y, truncated_inverse(shard, x, y, a_y, cfg.neumann_terms, cfg.lipschitz))
 
 
 def init(shard: Shard, cfg: Config) -> State:
-    """The averages start at the local gradients."""
+    """Initialize the averages at the local gradients."""
     x, y = shard.x0, shard.y0
     a_x, a_y = shard.f_x(x, y), shard.f_y(x, y)
     return State(t=counter(shard), x=x, y=y, a_x=a_x, a_y=a_y, u=hypergradient(shard, cfg, x, y, a_x, a_y))
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
-    """Gossip keeps means, those of the running averages too."""
+    """Gossip preserves means, those of the running averages too."""
     x, y, keep = after.x, after.y, 1 - cfg.theta
     f_x, f_y = cfg.theta * shard.f_x(x, y), cfg.theta * shard.f_y(x, y)
     return {

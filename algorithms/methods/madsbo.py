@@ -3,42 +3,36 @@
 X. Chen, M. Huang, S. Ma, K. Balasubramanian: Decentralized Stochastic Bilevel Optimization with Improved per-Iteration
 Complexity, ICML 2023 (PMLR 202). Only the solve (HIGP) is tracked: y and x are plain gossip steps, so at constant step
 sizes they stop at a distance from the solution that is proportional to them; the N steps of HIGP, restarted at 0 every
-round, add an error of their own.
+round, add another error.
 
 Per round a node sends x once, y T times, HIGP's tracker q N times and its iterate z N − 1 times:
 d_x + (T + 2N − 1) d_y values. x moves along the average of the rounds before, so it travels with the first y, and z
 with q: T + N packets. Oracles: T + 2 partial gradients, N Hessian- and 1 Jacobian-vector products.
 
-departs: z = 0 is not sent at HIGP's step 0 (its last q is, as printed, although nothing uses it). departs: θ is a
-parameter of its own; the paper takes one sequence for α and θ, but experiments (α = 10, "moving average constant 0.3")
-need two. departs: W may be relaxed to I + gam (W − I), the "mixing step" with which the C²DFB paper ran this method.
+departs: z = 0 is not sent at HIGP's step 0 (its last q is, as printed, although nothing uses it).
+departs: θ is a separate parameter; the paper takes one sequence for α and θ, but experiments (α = 10, "moving average
+constant 0.3") need two.
+departs: W may be relaxed to I + gam (W − I), the "mixing step" with which the C²DFB paper ran this method.
 departs: full local batches instead of samples.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
-from typing_extensions import Doc
-
-from dbo.algorithms.claims import MINIMISER, Claim, mean
-from dbo.algorithms.gossip import mix
-from dbo.algorithms.kernels.fused import gossiped, plus
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
+from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param
+from dbo.algorithms.kernels.fused import add_in_place, gossip_in_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Defaults are the C²DFB paper's values for MADSBO on 20 Newsgroups."""
 
-    inner_steps: Annotated[int, Ge(1), Doc("T, gossip steps of y per round")] = 15
-    higp_steps: Annotated[int, Ge(1), Doc("N, steps of the Hessian system's solve per round")] = 15
-    eta_x: Annotated[float, Gt(0), Doc("step size of x (the paper's α)")] = 10.0
-    eta_y: Annotated[float, Gt(0), Doc("step size of y (the paper's β)")] = 10.0
-    eta_z: Annotated[float, Gt(0), Doc("step size of the Hessian system's solve (the paper's γ), below 2 / L_g")] = 10.0
-    theta: Annotated[float, Gt(0), Le(1), Doc("weight of the new hypergradient in the moving average")] = 0.3
-    gam: Annotated[float, Gt(0), Le(1), Doc("mixing step: W is used as I + gam (W − I)")] = 1.0
+    inner_steps: int = param(15, ge=1, help="T, gossip steps of y per round")
+    higp_steps: int = param(15, ge=1, help="N, steps of the Hessian system's solve per round")
+    eta_x: float = param(10.0, gt=0, help="step size of x (the paper's α)")
+    eta_y: float = param(10.0, gt=0, help="step size of y (the paper's β)")
+    eta_z: float = param(10.0, gt=0, help="step size of the Hessian system's solve (the paper's γ), below 2 / L_g")
+    theta: float = param(0.3, gt=0, le=1, help="weight of the new hypergradient in the moving average")
+    gam: float = param(1.0, gt=0, le=1, help="mixing step: W is used as I + gam (W − I)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ def init(shard: Shard, cfg: Config) -> State:
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
-    """What is tracked is gone at the round's end: only x's step is left to see."""
+    """HIGP's tracker does not outlive the round: only the step of x can be checked."""
     return {"mean(x) steps by −α mean(r)": mean(after.x - before.x) + cfg.eta_x * mean(before.r)}
 
 
@@ -74,10 +68,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 async def madsbo(st: State, shard: Shard, cfg: Config) -> State:
     """MA-DSBO: gossip descent in y, tracked Hessian-vector solve, moving average of hypergradients in x."""
     def gossip_step(y: Array, wy: Array) -> Array:
-        return gossiped(y, cfg.gam, wy, (-cfg.eta_y, shard.g_y(st.x, y)))                 # inner loop
+        return gossip_in_place(y, cfg.gam, wy, (-cfg.eta_y, shard.g_y(st.x, y)))          # inner loop
 
     wx, wy = await mix(x=st.x, y=st.y)
-    x = gossiped(st.x, cfg.gam, wx, (-cfg.eta_x, st.r))                                   # with r of the round before
+    x = gossip_in_place(st.x, cfg.gam, wx, (-cfg.eta_x, st.r))                            # r of the previous round
     y = gossip_step(st.y, wy)
     for _ in range(cfg.inner_steps - 1):
         (wy,) = await mix(y=y)
@@ -98,7 +92,7 @@ async def higp(shard: Shard, cfg: Config, x: Array, y: Array) -> Array:
             wz, (wq,) = z, await mix(q0=q)
         else:
             wz, wq = await mix(z=z, q=q)
-        z = gossiped(z, cfg.gam, wz, (-cfg.eta_z, q))
-        s_old, s = s, plus(shard.g_yy(x, y, z), (-1, b))
-        q = gossiped(q, cfg.gam, wq, (1, s), (-1, s_old))
+        z = gossip_in_place(z, cfg.gam, wz, (-cfg.eta_z, q))
+        s_old, s = s, add_in_place(shard.g_yy(x, y, z), (-1, b))
+        q = gossip_in_place(q, cfg.gam, wq, (1, s), (-1, s_old))
     return z

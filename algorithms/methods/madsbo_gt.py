@@ -1,8 +1,8 @@
 """MA-DSBO with gradient tracking in y: the lower level no longer stops short of its solution, x still does.
 
-The variant is named beside MA-DSBO in later comparisons, without pseudo-code that we could check: this is our reading.
-The tracker s of y is kept from round to round and, since x has moved meanwhile, takes in the gradient's jump before
-the first step, so that mean(s_i) = mean(∇_y g_i) always. HIGP and x are those of MA-DSBO (see madsbo.py).
+Later comparisons name this variant beside MA-DSBO, without pseudo-code that we could check: this is our reading. The
+tracker s of y is kept from round to round. Since x has moved meanwhile, it adds the gradient's change before the first
+step, so that mean(s_i) = mean(∇_y g_i) always. HIGP and x are those of MA-DSBO (see madsbo.py).
 
 Per round a node sends d_x + (2T + 2N − 1) d_y values in T + N packets (s travels with y). Oracles: T + 3 partial
 gradients, N Hessian- and 1 Jacobian-vector products.
@@ -10,12 +10,9 @@ gradients, N Hessian- and 1 Jacobian-vector products.
 
 from dataclasses import dataclass
 
-from dbo.algorithms.claims import MINIMISER, Claim, mean
-from dbo.algorithms.gossip import mix
-from dbo.algorithms.kernels.fused import gossiped
+from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix
+from dbo.algorithms.kernels.fused import gossip_in_place
 from dbo.algorithms.methods.madsbo import Config, higp
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +59,12 @@ async def madsbo_gt(st: State, shard: Shard, cfg: Config) -> State:
     for k in range(cfg.inner_steps):
         if k == 0:
             wx, wy, ws = await mix(x=st.x, y=y, s=s)
-            x = gossiped(st.x, cfg.gam, wx, (-cfg.eta_x, st.r))
+            x = gossip_in_place(st.x, cfg.gam, wx, (-cfg.eta_x, st.r))
         else:
             wy, ws = await mix(y=y, s=s)
-        y = gossiped(y, cfg.gam, wy, (-cfg.eta_y, s))
+        y = gossip_in_place(y, cfg.gam, wy, (-cfg.eta_y, s))
         grad_old, grad = grad, shard.g_y(st.x, y)
-        s = gossiped(s, cfg.gam, ws, (1, grad), (-1, grad_old))
+        s = gossip_in_place(s, cfg.gam, ws, (1, grad), (-1, grad_old))
 
     z = await higp(shard, cfg, st.x, y)
     u = shard.f_x(st.x, y) - shard.g_xy(st.x, y, z)

@@ -9,23 +9,16 @@ Per round a node sends x, y and both trackers in 1 packet: 2 d_x + 2 d_y values.
 Hessian-vector products (sampled: J_i, between 0 and J − 1) and 1 Jacobian-vector product.
 
 departs: a round starts with the step and ends with the estimates for the next one, so x, y and the trackers travel
-together; the iterates are the paper's. departs: J_i is drawn from {0 … J − 1}; the paper draws from {0 … J} with the
-factor J, which is not the series on average. departs: full local batches, with the whole truncated series by default.
+together; the iterates are the paper's.
+departs: J_i is sampled from {0 … J − 1}; the paper samples from {0 … J} with factor J, whose mean is not the series.
+departs: full local batches, with the whole truncated series by default.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
-from typing_extensions import Doc
-
-from dbo.algorithms.claims import LOCAL_INVERSE, Claim, mean
-from dbo.algorithms.gossip import mix
-from dbo.algorithms.kernels.fused import averaged, gossiped, plus
+from dbo.algorithms.api import LOCAL_INVERSE, Array, Claim, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.kernels.fused import add_in_place, average_in_place, gossip_in_place
 from dbo.algorithms.parts.neumann import Neumann, hypergradient
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
-from dbo.algorithms.rng import draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +28,14 @@ class Config:
     MDBO's own paper: J = 10, η = 0.1, α = β = 1.
     """
 
-    eta: Annotated[float, Gt(0), Le(1), Doc("η, scales mixing of x and y, steps and momentum")] = 0.3
-    beta_x: Annotated[float, Gt(0), Doc("β₁, x steps by β₁ η")] = 5.0
-    beta_y: Annotated[float, Gt(0), Doc("β₂, y steps by β₂ η")] = 5.0
-    alpha_x: Annotated[float, Gt(0), Doc("α₁, the new hypergradient weighs α₁ η < 1")] = 1.0
-    alpha_y: Annotated[float, Gt(0), Doc("α₂, the new gradient in y weighs α₂ η < 1")] = 1.0
-    neumann: Annotated[Neumann, Doc("the whole truncated series, or one random term of it")] = "deterministic"
-    neumann_terms: Annotated[int, Ge(1), Doc("J, terms of the Neumann series")] = 10
-    lipschitz: Annotated[float, Gt(0), Doc("L, at least the largest eigenvalue of any node's ∇²_yy g_i")] = 15.0
+    eta: float = param(0.3, gt=0, le=1, help="η, scales mixing of x and y, steps and momentum")
+    beta_x: float = param(5.0, gt=0, help="β₁, x steps by β₁ η")
+    beta_y: float = param(5.0, gt=0, help="β₂, y steps by β₂ η")
+    alpha_x: float = param(1.0, gt=0, help="α₁, the new hypergradient weighs α₁ η < 1")
+    alpha_y: float = param(1.0, gt=0, help="α₂, the new gradient in y weighs α₂ η < 1")
+    neumann: Neumann = param("deterministic", help="the whole truncated series, or one random term of it")
+    neumann_terms: int = param(10, ge=1, help="J, terms of the Neumann series")
+    lipschitz: float = param(15.0, gt=0, help="L, at least the largest eigenvalue of any node's ∇²_yy g_i")
 
     def __post_init__(self) -> None:
         for name, alpha in (("alpha_x", self.alpha_x), ("alpha_y", self.alpha_y)):
@@ -66,14 +59,14 @@ class State:
 
 
 def local_hypergradient(shard: Shard, cfg: Config, x: Array, y: Array, t: Array) -> Array:
-    """The node's own hypergradient, with the random numbers of round t."""
+    """Return the node's own hypergradient, with the random numbers of round t."""
     return hypergradient(
-        shard, x, y, draws(shard, t), neumann=cfg.neumann, terms=cfg.neumann_terms, lipschitz=cfg.lipschitz
+        shard, x, y, round_key(shard, t), neumann=cfg.neumann, terms=cfg.neumann_terms, lipschitz=cfg.lipschitz
     )
 
 
 def init(shard: Shard, cfg: Config) -> State:
-    """t = 0: estimates and trackers are the first local (hyper)gradients."""
+    """Initialize estimates and trackers with the first local (hyper)gradients."""
     t, x, y = counter(shard), shard.x0, shard.y0
     u, v = local_hypergradient(shard, cfg, x, y, t), shard.g_y(x, y)
     return State(t=t, x=x, y=y, u=u, v=v, zf=u, zg=v)
@@ -83,14 +76,14 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     """Trackers follow the estimates' means, estimates move by the share α η to the new local (hyper)gradients."""
     x, y, a_x, a_y = after.x, after.y, cfg.alpha_x * cfg.eta, cfg.alpha_y * cfg.eta
     new = local_hypergradient(shard, cfg, x, y, after.t)
-    return tracked(before, after, cfg) | {
+    return tracking_invariants(before, after, cfg) | {
         "U moves by α₁ η to the hypergradient": after.u - (1 - a_x) * before.u - a_x * new,
         "V moves by α₂ η to ∇_y g_i": after.v - (1 - a_y) * before.v - a_y * shard.g_y(x, y),
     }
 
 
-def tracked(before: State, after: State, cfg: Config) -> dict[str, Array]:
-    """What MDBO and VRDBO have in common."""
+def tracking_invariants(before: State, after: State, cfg: Config) -> dict[str, Array]:
+    """The invariants that MDBO and VRDBO share."""
     return {
         "mean(x) steps by −β₁ η mean(Z^F)": mean(after.x - before.x) + cfg.beta_x * cfg.eta * mean(before.zf),
         "mean(y) steps by −β₂ η mean(Z^G)": mean(after.y - before.y) + cfg.beta_y * cfg.eta * mean(before.zg),
@@ -112,11 +105,11 @@ def tracked(before: State, after: State, cfg: Config) -> dict[str, Array]:
 async def mdbo(st: State, shard: Shard, cfg: Config) -> State:
     """MDBO: momentum and gradient tracking with each node's own Neumann hypergradient."""
     wx, wy, wzf, wzg = await mix(x=st.x, y=st.y, zf=st.zf, zg=st.zg)
-    x = gossiped(st.x, cfg.eta, wx, (-cfg.beta_x * cfg.eta, st.zf))                       # steps of x and y
-    y = gossiped(st.y, cfg.eta, wy, (-cfg.beta_y * cfg.eta, st.zg))
+    x = gossip_in_place(st.x, cfg.eta, wx, (-cfg.beta_x * cfg.eta, st.zf))                # steps of x and y
+    y = gossip_in_place(st.y, cfg.eta, wy, (-cfg.beta_y * cfg.eta, st.zg))
 
     t, a_x, a_y = st.t + 1, cfg.alpha_x * cfg.eta, cfg.alpha_y * cfg.eta
-    u = averaged(st.u, a_x, local_hypergradient(shard, cfg, x, y, t))                     # momentum
-    v = averaged(st.v, a_y, shard.g_y(x, y))
-    zf, zg = plus(wzf, (1, u), (-1, st.u)), plus(wzg, (1, v), (-1, st.v))                 # tracking
+    u = average_in_place(st.u, a_x, local_hypergradient(shard, cfg, x, y, t))             # momentum
+    v = average_in_place(st.v, a_y, shard.g_y(x, y))
+    zf, zg = add_in_place(wzf, (1, u), (-1, st.u)), add_in_place(wzg, (1, v), (-1, st.v))     # tracking
     return State(t=t, x=x, y=y, u=u, v=v, zf=zf, zg=zg)

@@ -10,27 +10,21 @@ Hessian- and 1 Jacobian-vector product.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import array_api_compat
-from annotated_types import Gt
-from typing_extensions import Doc
 
-from dbo.algorithms.claims import MINIMISER, Claim, mean
-from dbo.algorithms.gossip import mix
+from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param
 from dbo.algorithms.parts.soba import Directions, directions
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm, counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Defaults are ours."""
 
-    eta_x: Annotated[float, Gt(0), Doc("step size of x")] = 0.01
-    eta_y: Annotated[float, Gt(0), Doc("step size of y")] = 0.1
-    eta_v: Annotated[float, Gt(0), Doc("step size of v, the solution of the Hessian system")] = 0.1
-    radius: Annotated[float, Gt(0), Doc("v stays in a ball of this radius; the solution must lie inside")] = 100.0
+    eta_x: float = param(0.01, gt=0, help="step size of x")
+    eta_y: float = param(0.1, gt=0, help="step size of y")
+    eta_v: float = param(0.1, gt=0, help="step size of v, the solution of the Hessian system")
+    radius: float = param(100.0, gt=0, help="v stays in a ball of this radius; the solution must lie inside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class State:
 
 
 def init(shard: Shard, cfg: Config) -> State:
-    """v = 0, trackers at the local directions."""
+    """Initialize v = 0 and the trackers at the local directions."""
     x, y = shard.x0, shard.y0
     v = 0 * y
     d = directions(shard, x, y, v)
@@ -88,7 +82,7 @@ async def sldbo(st: State, shard: Shard, cfg: Config) -> State:
 
 
 def project(v: Array, radius: float) -> Array:
-    """Each row to the nearest point of the ball; rows inside it stay as they are, to the last bit."""
+    """Project each row onto the ball; rows inside it do not change, to the last bit."""
     xp = array_api_compat.array_namespace(v)
     norm = xp.sqrt(xp.sum(v * v, axis=1, keepdims=True))
     projected: Array = xp.where(norm > radius, v * (radius / xp.where(norm > 0, norm, 1)), v)

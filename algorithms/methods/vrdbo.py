@@ -1,9 +1,9 @@
-"""VRDBO: MDBO with variance-reduced (STORM) estimates in the place of momentum.
+"""VRDBO: MDBO with variance-reduced (STORM) estimates instead of momentum.
 
 H. Gao, B. Gu, M. T. Thai: On the Convergence of Distributed Stochastic Bilevel Optimization Algorithms over a Network,
-AISTATS 2023 (PMLR 206). Estimates are corrected by the difference of two (hyper)gradients, at the new and
-at the old point, on the same samples. With full batches and the whole series that makes them exact, U = hypergradient;
-what is left to reduce is the randomness of the sampled series. The bias under heterogeneity is that of MDBO.
+AISTATS 2023 (PMLR 206). Estimates are corrected by the difference of two (hyper)gradients, at the new and at the old
+point, on the same samples. With full batches and the whole series that makes them exact, U = hypergradient; only the
+variance of the sampled series remains to be reduced. The bias under heterogeneity is that of MDBO.
 
 Per round a node sends x, y and both trackers in 1 packet: 2 d_x + 2 d_y values. Oracles, all twice: 6 partial
 gradients, 2 (J − 1) Hessian-vector products (sampled: 2 J_i, between 0 and 2 (J − 1)) and 2 Jacobian-vector products.
@@ -12,28 +12,21 @@ departs: as MDBO (see mdbo.py); the first estimates are full-batch too, where th
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from annotated_types import Gt, Le
-from typing_extensions import Doc
-
-from dbo.algorithms.claims import LOCAL_INVERSE, Claim
-from dbo.algorithms.gossip import mix
+from dbo.algorithms.api import LOCAL_INVERSE, Array, Claim, Shard, algorithm, mix, param
 from dbo.algorithms.methods import mdbo
-from dbo.algorithms.methods.mdbo import State, init, local_hypergradient, tracked
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import algorithm
+from dbo.algorithms.methods.mdbo import State, init, local_hypergradient, tracking_invariants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(mdbo.Config):
-    """Defaults are the paper's, L (which it does not give) that of MDBO here."""
+    """Defaults are the paper's; L, which it does not give, is that of MDBO here."""
 
-    eta: Annotated[float, Gt(0), Le(1), Doc("η, scales mixing of x and y and steps; η² corrects estimates")] = 0.33
-    beta_x: Annotated[float, Gt(0), Doc("β₁, x steps by β₁ η")] = 1.0
-    beta_y: Annotated[float, Gt(0), Doc("β₂, y steps by β₂ η")] = 1.0
-    alpha_x: Annotated[float, Gt(0), Doc("α₁, the new hypergradient weighs α₁ η² < 1")] = 5.0
-    alpha_y: Annotated[float, Gt(0), Doc("α₂, the new gradient in y weighs α₂ η² < 1")] = 5.0
+    eta: float = param(0.33, gt=0, le=1, help="η, scales mixing of x and y and steps; η² corrects estimates")
+    beta_x: float = param(1.0, gt=0, help="β₁, x steps by β₁ η")
+    beta_y: float = param(1.0, gt=0, help="β₂, y steps by β₂ η")
+    alpha_x: float = param(5.0, gt=0, help="α₁, the new hypergradient weighs α₁ η² < 1")
+    alpha_y: float = param(5.0, gt=0, help="α₂, the new gradient in y weighs α₂ η² < 1")
 
     def __post_init__(self) -> None:
         for name, alpha in (("alpha_x", self.alpha_x), ("alpha_y", self.alpha_y)):
@@ -44,7 +37,7 @@ class Config(mdbo.Config):
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
     """As MDBO; with full batches and the whole series the estimates are exact."""
     x, y = after.x, after.y
-    return tracked(before, after, cfg) | {
+    return tracking_invariants(before, after, cfg) | {
         "U is the hypergradient": after.u - local_hypergradient(shard, cfg, x, y, after.t),
         "V = ∇_y g_i": after.v - shard.g_y(x, y),
     }
@@ -67,11 +60,11 @@ async def vrdbo(st: State, shard: Shard, cfg: Config) -> State:
     t = st.t + 1
     hg = local_hypergradient(shard, cfg, x, y, t)
     hg_before = local_hypergradient(shard, cfg, st.x, st.y, t)                            # old point, the same J_i
-    u = corrected(st.u, hg, hg_before, cfg.alpha_x * cfg.eta**2)                          # estimates
-    v = corrected(st.v, shard.g_y(x, y), shard.g_y(st.x, st.y), cfg.alpha_y * cfg.eta**2)
+    u = storm(st.u, hg, hg_before, cfg.alpha_x * cfg.eta**2)                              # estimates
+    v = storm(st.v, shard.g_y(x, y), shard.g_y(st.x, st.y), cfg.alpha_y * cfg.eta**2)
     return State(t=t, x=x, y=y, u=u, v=v, zf=wzf + (u - st.u), zg=wzg + (v - st.v))       # tracking
 
 
-def corrected(estimate: Array, new: Array, before: Array, weight: float) -> Array:
+def storm(estimate: Array, new: Array, before: Array, weight: float) -> Array:
     """STORM: (1 − w) (estimate + new − before) + w new."""
     return (1 - weight) * (estimate + new - before) + weight * new

@@ -1,4 +1,4 @@
-"""The fully first-order reformulation that C²DFB and its kin share (Kwon et al. 2023; eqs. (2)–(4) of the C²DFB paper).
+"""Gradients of the fully first-order penalty reformulation (Kwon et al. 2023; eqs. (2)–(4) of the C²DFB paper).
 
 ψ_λ(x) = min_y f(x, y) + λ (g(x, y) − min_z g(x, z)), whose gradient needs first-order oracles only.
 """
@@ -11,18 +11,18 @@ YObjective = Literal["h_over_lambda", "h"]
 
 
 def upper_gradient(shard: Shard, lam: float, x: Array, y: Array, z: Array) -> Array:
-    """Eq. (4): ∇_x f(x, y) + λ (∇_x g(x, y) − ∇_x g(x, z))."""
+    """Return eq. (4): ∇_x f(x, y) + λ (∇_x g(x, y) − ∇_x g(x, z))."""
     return shard.f_x(x, y) + lam * (shard.g_x(x, y) - shard.g_x(x, z))
 
 
 def y_gradient(shard: Shard, lam: float, objective: YObjective, x: Array, y: Array) -> Array:
-    """∇_y of h = f + λ g, or of h / λ.
+    """Return ∇_y of h = f + λ g, or of h / λ.
 
     departs: the paper's theory takes η_in ~ 1/(λ L_g) for this loop and its experiments η_in = 1 for both; stepping on
     h / λ with one η_in is the reading under which one step size fits both loops. `h` is the paper's text, literally.
     """
-    if combined := getattr(shard, "h_y", None):      # a shard that forms both in one pass
-        return combined(x, y, 1.0, lam) if objective == "h" else combined(x, y, 1.0 / lam, 1.0)    # type: ignore[no-any-return]
+    if shard.h_y is not None:
+        return shard.h_y(x, y, 1.0, lam) if objective == "h" else shard.h_y(x, y, 1.0 / lam, 1.0)
     if objective == "h":
         return shard.f_y(x, y) + lam * shard.g_y(x, y)
     return shard.f_y(x, y) / lam + shard.g_y(x, y)

@@ -1,8 +1,8 @@
 """The three directions of SOBA (Dagréou et al. 2022): a bilevel step without inner loops or inverses.
 
-v stands for the solution of ∇²_yy g v = ∇_y f and moves along the residual of that equation, at the same time as y
-moves along ∇_y g and x along the hypergradient that the present v gives. At a common zero of the three means,
-y = y*(x), v = (mean ∇²_yy g_i)⁻¹ mean ∇_y f_i, and the hypergradient of ψ is 0.
+v approximates the solution of ∇²_yy g v = ∇_y f and moves along the residual of that equation. At the same time y moves
+along ∇_y g, and x along the hypergradient with the current v. At a common zero of the three means, y = y*(x),
+v = (mean ∇²_yy g_i)⁻¹ mean ∇_y f_i, and the hypergradient of ψ is 0.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Directions:
 
 
 def directions(shard: Shard, x: Array, y: Array, v: Array) -> Directions:
-    """D_x = ∇_x f − ∇²_xy g v, D_y = ∇_y g, D_v = ∇²_yy g v − ∇_y f: three gradients, an HVP and a JVP."""
+    """Return D_x = ∇_x f − ∇²_xy g v, D_y = ∇_y g, D_v = ∇²_yy g v − ∇_y f: three gradients, an HVP and a JVP."""
     return Directions(
         x=shard.f_x(x, y) - shard.g_xy(x, y, v),
         y=shard.g_y(x, y),
@@ -29,7 +29,7 @@ def directions(shard: Shard, x: Array, y: Array, v: Array) -> Directions:
 
 
 def first_order_directions(shard: Shard, x: Array, y: Array, v: Array, delta: float) -> Directions:
-    """The same with central differences of gradients for both products: seven gradients, error O(δ² |v|³)."""
+    """Return the same with central differences of gradients for both products: seven gradients, error O(δ² |v|³)."""
     ahead, behind = y + delta * v, y - delta * v
     jvp = (shard.g_x(x, ahead) - shard.g_x(x, behind)) / (2 * delta)
     hvp = (shard.g_y(x, ahead) - shard.g_y(x, behind)) / (2 * delta)

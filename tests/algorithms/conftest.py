@@ -1,4 +1,4 @@
-"""What the tests of this room share: one way to build a problem, a network and an engine."""
+"""Build a problem, a network and an engine for the tests of algorithms."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,12 @@ import pytest
 
 from dbo.algorithms.registry import Algorithm, algorithms
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import pooled
-from dbo.platform.network.topology import TOPOLOGIES, Network, network
+from dbo.platform.engine.shard_wrappers import pool_nodes
+from dbo.platform.network.topology import TOPOLOGIES, Network, build_network
 from dbo.tasks.api import Problem, Setup
-from dbo.tasks.datasets.digits import DATASETS
 from dbo.tasks.partitions import ByClass
 from dbo.tasks.problems.quadratic import Quadratic, QuadraticProblem
-from dbo.tasks.registry import TASKS
+from dbo.tasks.registry import DATASETS, TASKS
 
 # Step sizes with which each algorithm is stable on the quadratic task (L_g = 1.1, strong convexity 0.2) and the three
 # networks of the paper; an algorithm that is not here runs with its defaults.
@@ -34,13 +33,13 @@ QUADRATIC: dict[str, dict[str, Any]] = {
 
 
 class Lab:
-    """Builds what a test needs; all that is not said is the small heterogeneous quadratic on a ring of six."""
+    """Builds what a test needs; by default the small heterogeneous quadratic on a ring of six."""
 
     def algorithm(self, name: str) -> Algorithm:
         return algorithms()[name]
 
     def config(self, name: str, **changes: Any) -> Any:
-        """The configuration with step sizes for the quadratic task, and these changes."""
+        """Return the configuration with step sizes for the quadratic task, and these changes."""
         return self.algorithm(name).config(**{**QUADRATIC.get(name, {}), **changes})
 
     def quadratic(self, nodes: int = 6, dtype: str = "float64", **parameters: Any) -> QuadraticProblem:
@@ -48,13 +47,13 @@ class Lab:
         return task.build(Setup(nodes=nodes, seed=0, dtype=dtype, partition=ByClass()))
 
     def learning(self, task: str, dataset: str, nodes: int = 5, **parameters: Any) -> Problem:
-        """A task with data, cut by class."""
+        """Return a task with data, partitioned by class."""
         data = DATASETS[dataset](**parameters)
         setup = Setup(nodes=nodes, seed=0, dtype="float64", partition=ByClass(h=0.6), data=data)
         return TASKS[task]().build(setup)
 
     def network(self, topology: str = "ring", nodes: int = 6) -> Network:
-        return network(TOPOLOGIES[topology]().graph(nodes, 0))
+        return build_network(TOPOLOGIES[topology]().graph(nodes, 0))
 
     def engine(
         self,
@@ -65,11 +64,11 @@ class Lab:
         blocks: Sequence[Sequence[int]] | None = None,
         rounds: int = 0,
     ) -> LocalEngine:
-        """The engine after `rounds` rounds; a single-machine algorithm gets all nodes' data as one row."""
+        """Return the engine after `rounds` rounds; a single-machine algorithm gets all nodes' data as one row."""
         algorithm = self.algorithm(name)
         problem = self.quadratic() if problem is None else problem
         if algorithm.single_machine and problem.nodes > 1:
-            problem, topology, blocks = pooled(problem), "ring", None
+            problem, topology, blocks = pool_nodes(problem), "ring", None
         net = self.network(topology, problem.nodes) if isinstance(topology, str) else topology
         config = self.config(name) if config is None else config
         made = LocalEngine(algorithm, config, problem, net, blocks or [range(net.nodes)])

@@ -1,35 +1,34 @@
-"""What every registered algorithm must do, whatever it computes.
+"""Check what every registered algorithm must satisfy, and what registration refuses.
 
-A new one is tested here without a new line, and asked for four: its step of x, its costs, their formulas in the
-documentation, and step sizes for the tasks with data.
+A new algorithm is tested here as soon as it is registered. It needs four entries: its step of x, its costs, their
+formulas in the documentation, and step sizes for the tasks with data.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import networkx as nx
 import numpy as np
 import pytest
-from annotated_types import Ge, Gt, Le
-from typing_extensions import Doc
 
 from dbo.algorithms.compression.compressors import RandK
-from dbo.algorithms.registry import algorithms
+from dbo.algorithms.registry import Algorithm, algorithm, algorithms, forget
+from dbo.parameters import declaration
+from dbo.platform.engine import block
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import pooled
+from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.engine.state_tree import flatten
-from dbo.platform.network import wire
-from dbo.platform.network.topology import TOPOLOGIES, network
+from dbo.platform.network.topology import TOPOLOGIES, build_network
 
 Array = Any
 T = TypeVar("T")
 NAMES = list(algorithms())
 NETWORKED = [name for name in NAMES if not algorithms()[name].single_machine]
-# The registry with its defaults, and configurations under which an algorithm draws random numbers or takes other paths.
+# The registry with its defaults, and configurations under which an algorithm is random or takes other paths.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | {
     "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.5)}),
     "c2dfb_nc rand_k": ("c2dfb_nc", {"compressor": RandK(ratio=0.5)}),
@@ -43,8 +42,8 @@ NETWORKED_VARIANTS = [label for label, (name, _) in VARIANTS.items() if name in 
 
 def states(engine: LocalEngine) -> dict[str, Array]:
     """All state arrays of all nodes, in node order."""
-    parts = [flatten(host.state) for host in engine.hosts]
-    order = np.argsort([node for host in engine.hosts for node in host.ids])
+    parts = [flatten(block.state) for block in engine.local_blocks]
+    order = np.argsort([node for block in engine.local_blocks for node in block.ids])
     return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
@@ -55,14 +54,14 @@ def assert_close(found: dict[str, Array], expected: dict[str, Array], tolerance:
         assert np.abs(found[name] - array).max() <= tolerance * scale, name
 
 
-def moved(engine: LocalEngine) -> bool:
-    """Control: x is not what it was at the start, so that equal trajectories say something."""
-    host = engine.hosts[0]
-    return not np.array_equal(host.state.x, host.algorithm.init(host.shard, host.config).x)
+def has_left_the_start(engine: LocalEngine) -> bool:
+    """Control: x has left its start, so that equal trajectories are not trivially equal."""
+    block = engine.local_blocks[0]
+    return not np.array_equal(block.state.x, block.algorithm.init(block.shard, block.config).x)
 
 
 def of(table: Mapping[str, T], name: str, what: str) -> T:
-    """The algorithm's entry; one that has none is told what is missing."""
+    """Return the algorithm's entry, or fail with what is missing."""
     if name not in table:
         pytest.fail(f"{name}: {what}", pytrace=False)
     return table[name]
@@ -75,15 +74,15 @@ def test_packing_does_not_matter(lab: Any, label: str, blocks: list[list[int]]) 
     name, changes = VARIANTS[label]
     config = lab.config(name, **changes)
     together = lab.engine(name, config, topology="erdos_renyi", rounds=4)
-    apart = lab.engine(name, config, topology="erdos_renyi", blocks=blocks, rounds=4)
-    assert moved(together)
-    assert_close(states(apart), states(together))
-    assert apart.ledger().bytes_links == together.ledger().bytes_links
+    packed = lab.engine(name, config, topology="erdos_renyi", blocks=blocks, rounds=4)
+    assert has_left_the_start(together)
+    assert_close(states(packed), states(together))
+    assert packed.ledger().bytes_links == together.ledger().bytes_links
 
 
 @pytest.mark.parametrize("label", VARIANTS)
 def test_resume_is_the_straight_run(lab: Any, label: str) -> None:
-    """A fresh engine that takes over a snapshot goes on to the same bits: state, ledger and oracle counts."""
+    """A fresh engine restored from a snapshot computes the same bits: state, ledger and oracle counts."""
     name, changes = VARIANTS[label]
     config = lab.config(name, **changes)
     straight = lab.engine(name, config, rounds=2)
@@ -112,14 +111,14 @@ class Relabelled:
 
 @pytest.mark.parametrize("label", NETWORKED_VARIANTS)
 def test_relabelling_permutes_the_trajectory(lab: Any, label: str) -> None:
-    """Numbering the nodes in another way numbers their trajectories in that way and changes nothing else."""
+    """Relabelling the nodes relabels their trajectories and changes nothing else."""
     name, changes = VARIANTS[label]
     config, problem, order = lab.config(name, **changes), lab.quadratic(), [3, 0, 5, 1, 4, 2]
     graph = TOPOLOGIES["erdos_renyi"]().graph(6, 0)
     renamed = nx.relabel_nodes(graph, {node: place for place, node in enumerate(order)})
     assert set(renamed.edges) != set(graph.edges)
-    straight = states(lab.engine(name, config, problem, network(graph), rounds=4))
-    permuted = states(lab.engine(name, config, Relabelled(problem, order), network(renamed), rounds=4))
+    straight = states(lab.engine(name, config, problem, build_network(graph), rounds=4))
+    permuted = states(lab.engine(name, config, Relabelled(problem, order), build_network(renamed), rounds=4))
     assert_close(permuted, {key: array[order] for key, array in straight.items()})
 
 
@@ -128,14 +127,14 @@ def test_identical_nodes_are_one_machine(lab: Any, name: str) -> None:
     """With the same data everywhere and W = 11ᵀ/m, every node does what the algorithm does on the pooled data alone."""
     problem = lab.quadratic(heterogeneity=0.0)
     network_of_all = states(lab.engine(name, problem=problem, topology="complete", rounds=5))
-    alone = lab.engine(name, problem=pooled(problem), rounds=5)
-    assert moved(alone)
+    alone = lab.engine(name, problem=pool_nodes(problem), rounds=5)
+    assert has_left_the_start(alone)
     assert_close(network_of_all, {key: np.tile(array, (6, 1)) for key, array in states(alone).items()}, 1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mean_of_x_moves_along_the_mean_direction(lab: Any, name: str) -> None:
-    """`direction` is what the next upper step goes along: mean(x) moves by a negative multiple of its mean, no more."""
+    """`direction` is that of the next upper step: mean(x) moves by a negative multiple of its mean, and by no more."""
     engine = lab.engine(name, rounds=3)
     before, along = engine.rows("x").mean(0), engine.rows("direction").mean(0)
     engine.advance(4)
@@ -156,7 +155,7 @@ STEPS: dict[str, Callable[[Any], float]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mean_of_x_moves_by_the_step_size(lab: Any, name: str) -> None:
-    """mean(x) moves by −(step size of x) · mean(direction): W has column sums 1, so gossip leaves the mean alone."""
+    """mean(x) moves by −(step size of x) · mean(direction): W has column sums 1, so gossip preserves the mean."""
     config = lab.config(name)
     step = of(STEPS, name, "its step size of x, a function of the configuration, is missing in STEPS")(config)
     engine = lab.engine(name, config)
@@ -203,7 +202,7 @@ COSTS: dict[str, Callable[[Any, int, int], Counts]] = {
 
 
 def per_round(engine: LocalEngine, rounds: int) -> Counts:
-    """What rounds 2 and on cost each node: residuals of the first round may happen to have fewer non-zero entries."""
+    """Return the cost of a round per node, from round 2: residuals of round 1 may have fewer nonzero entries."""
     engine.advance(1)
 
     def totals() -> Counts:
@@ -228,7 +227,7 @@ def closed_counts(name: str, config: Any) -> Counts:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_costs_are_the_closed_counts(lab: Any, name: str) -> None:
-    """Packets, values sent and oracle calls per node and round are what the algorithm's description says."""
+    """Packets, values sent and oracle calls per node and round are those of the algorithm's description."""
     problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name)
     assert per_round(lab.engine(name, config, problem), 3) == closed_counts(name, config)
 
@@ -243,26 +242,26 @@ def test_a_cached_tracker_needs_fewer_gradients(lab: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKED)
 def test_bytes_are_those_of_the_closed_counts(lab: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per round 8 bytes a value, one for the position of each that a compressor has kept, 36 a packet, and names.
+    """Per round 8 bytes a value, 1 for the position of each kept entry, 36 a packet, and the channels' names.
 
     Two of ten entries are two positions of one byte and two values. A record's head is 12 bytes and its channel's name.
     """
     problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name)
     counts = closed_counts(name, config)
     engine = lab.engine(name, config, problem, rounds=1)
-    said: list[tuple[str, ...]] = []
-    sizes = wire.sizes
+    sent: list[tuple[str, ...]] = []
+    sizes = block.measure
 
-    def noting(messages: Any) -> Any:
-        said.append(tuple(messages))
+    def record_channels(messages: Any) -> Any:
+        sent.append(tuple(messages))
         return sizes(messages)
 
-    monkeypatch.setattr(wire, "sizes", noting)
+    monkeypatch.setattr(block, "measure", record_channels)
     before = engine.ledger()
     engine.advance(2)
     after = engine.ledger()
     header = after.header - before.header
-    assert (header == 36 * counts["packets"] + sum(12 + len(c) for channels in said for c in channels)).all()
+    assert (header == 36 * counts["packets"] + sum(12 + len(c) for channels in sent for c in channels)).all()
     kept = counts["values"] - 2 * 4 if hasattr(config, "compressor") else 0
     assert (after.bytes_by_node() - before.bytes_by_node() == header + 8 * counts["values"] + kept).all()
 
@@ -301,13 +300,13 @@ def test_declared_packets_are_sent(lab: Any, name: str) -> None:
     config = lab.config(name)
     engine = lab.engine(name, config, rounds=3)
     declared = lab.algorithm(name).packets(config)
-    assert engine.ledger().packets.tolist() == [3 * declared] * len(engine.hosts[0].ids)
+    assert engine.ledger().packets.tolist() == [3 * declared] * len(engine.local_blocks[0].ids)
     assert (declared == 0) == lab.algorithm(name).single_machine
 
 
 @pytest.mark.parametrize("name", NETWORKED)
 def test_paper_counts_name_real_channels(lab: Any, name: str) -> None:
-    """A weight of Table 1 for a channel that is never used would count nothing, in silence."""
+    """A weight of Table 1 for a channel that does not exist would silently count nothing."""
     used = set(lab.engine(name, rounds=1).ledger().channels)
     assert set(lab.algorithm(name).paper_counts) <= used
 
@@ -318,21 +317,19 @@ def test_dtype_is_kept(lab: Any, name: str) -> None:
     engine = lab.engine(name, problem=lab.quadratic(dtype="float32"), rounds=2)
     floating = {key: array.dtype for key, array in states(engine).items() if array.dtype.kind == "f"}
     assert set(floating.values()) == {np.dtype("float32")}
-    assert engine.sick() is None
+    assert engine.first_nonfinite() is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_is_documented(name: str) -> None:
-    """Every field of a configuration has a default and says what it means."""
+    """Every field of a configuration has a default and a help text."""
     config = algorithms()[name].config
     config()
-    hints = get_type_hints(config, include_extras=True)
     for field in fields(config):
-        notes = getattr(hints[field.name], "__metadata__", ())
-        assert any(isinstance(note, Doc) and note.documentation for note in notes), field.name
+        assert declaration(field).help, field.name
 
 
-# What is in print, or in the authors' code: K, λ, T, N, J, L, weights and rates, whatever the task.
+# From the papers, or the authors' code: K, λ, T, N, J, L, weights and rates, whatever the task.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "c2dfb": {"inner_steps": 15, "lam": 10.0, "eta_in": 1.0, "eta_out": 1.0, "gamma_in": 0.5, "gamma_out": 0.5},
     "madsbo": {"inner_steps": 15, "higp_steps": 15, "eta_x": 10.0, "eta_y": 10.0, "eta_z": 10.0, "theta": 0.3,
@@ -347,21 +344,80 @@ PUBLISHED |= {"c2dfb_nc": PUBLISHED["c2dfb"], "madsbo_gt": PUBLISHED["madsbo"]}
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_defaults_are_the_published_ones(name: str) -> None:
-    """An experiment without a preset that leaves a parameter out runs with what its paper says."""
+    """An experiment without a preset that leaves a parameter out runs with its paper's value."""
     config = algorithms()[name].config()
     assert {key: getattr(config, key) for key in PUBLISHED[name]} == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_has_a_range(name: str) -> None:
-    """No step size, weight or count may be negative, and no share above 1: the annotation says so."""
+    """No step size, weight or count may be negative, and no share above 1: `param` declares it."""
     config = algorithms()[name].config
-    for key, hint in get_type_hints(config, include_extras=True).items():
-        bare, *notes = (*get_args(hint),) if get_origin(hint) is Annotated else (hint,)
-        if bare in (int, float):
-            assert any(isinstance(note, Gt | Ge) for note in notes), key
-            is_share = key.startswith(("gam", "theta"))
-            assert any(isinstance(note, Le) and note.le == 1 for note in notes) or not is_share, key
+    hints = get_type_hints(config)
+    for field in fields(config):
+        if hints[field.name] in (int, float):
+            declared = declaration(field)
+            assert declared.gt is not None or declared.ge is not None, field.name
+            is_share = field.name.startswith(("gam", "theta"))
+            assert declared.le == 1 or not is_share, field.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_methods_with_lambda_declare_their_penalty(name: str) -> None:
+    """`penalty` reads λ from the configuration of every method that has one, and of no other."""
+    made = algorithms()[name]
+    config = made.config()
+    assert (made.penalty is not None) == hasattr(config, "lam")
+    assert made.penalty is None or made.penalty(made.config(lam=7.5)) == 7.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    step: float = 0.1
+
+
+@dataclass(frozen=True)
+class State:
+    x: Array
+    y: Array
+    direction: Array
+
+
+def register(**options: Any) -> Algorithm:
+    """Register an algorithm that sends nothing, and remove it again."""
+
+    async def round_(st: State, shard: Any, cfg: Config) -> State:
+        """Does nothing."""
+        return st
+
+    def init(shard: Any, cfg: Config) -> State:
+        return State(shard.x0, shard.y0, shard.x0)
+
+    try:
+        return algorithm("throw_away", config=Config, state=State, init=init, **options)(round_)
+    finally:
+        forget(__name__)
+
+
+def test_packets_and_penalty_are_optional(lab: Any) -> None:
+    """Without `packets` the engine accepts any number of packets; without `penalty` there is no λ."""
+    made = register()
+    assert made.packets is None
+    assert made.penalty is None
+    engine = LocalEngine(made, Config(), lab.quadratic(), lab.network(), [range(6)])
+    engine.advance(1)
+    assert engine.ledger().packets.tolist() == [0] * 6
+    assert not made.built_in
+    assert "throw_away" not in algorithms()
+
+
+@pytest.mark.parametrize("option", ["packets", "penalty"])
+def test_packets_and_penalty_must_be_functions(option: str) -> None:
+    """A number in their place is refused, with the name of the algorithm and an example."""
+    with pytest.raises(ValueError, match="must be a function") as error:
+        register(**{option: 1})
+    expected = f"algorithm 'throw_away': {option} must be a function of the configuration, e.g. lambda cfg: 1"
+    assert str(error.value) == expected
 
 
 # Step sizes with which twenty rounds make progress on each task with data.
@@ -415,7 +471,7 @@ def test_a_few_rounds_lower_the_upper_loss(lab: Any, name: str, task: str) -> No
     before, start = upper(), engine.rows("x")
     for round_ in range(1, 21):
         engine.advance(round_)
-    assert engine.sick() is None
+    assert engine.first_nonfinite() is None
     assert upper() < 0.99 * before
     assert not np.array_equal(engine.rows("x"), start)
 

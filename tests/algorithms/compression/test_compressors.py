@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dbo.algorithms.compression.compressors import COMPRESSORS, Compressor, Identity, Qsgd, RandK, Sign, TopK, kept
-from dbo.algorithms.rng import Draws
+from dbo.algorithms.compression.compressors import (
+    COMPRESSORS,
+    Compressor,
+    Identity,
+    Qsgd,
+    RandK,
+    Sign,
+    TopK,
+    count_kept,
+)
+from dbo.algorithms.rng import Key
 
 DTYPES = (np.float32, np.float64)
 EVERY: list[Compressor] = [
@@ -17,8 +26,8 @@ EVERY: list[Compressor] = [
 ]
 
 
-def draws(nodes: int, round_: int = 0, first: int = 0) -> Draws:
-    return Draws(5, np.arange(first, first + nodes), round_)
+def key(nodes: int, round_: int = 0, first: int = 0) -> Key:
+    return Key(5, np.arange(first, first + nodes), round_)
 
 
 def rows_of(seed: int, nodes: int, dim: int, dtype: Any) -> Any:
@@ -47,7 +56,7 @@ def stacks(draw: st.DrawFn, elements: st.SearchStrategy[float] | None = None) ->
 @given(stacks(), st.floats(0.01, 1.0))
 def test_top_k_is_the_stable_sorts(rows: Any, ratio: float) -> None:
     """Top-k keeps exactly k = max(1, ⌊ratio·d⌋) entries by magnitude; of equal ones the lowest positions."""
-    message = TopK(ratio=ratio)(rows, draws(len(rows)), "y")
+    message = TopK(ratio=ratio)(rows, key(len(rows)), "y")
     k = max(1, int(np.floor(ratio * rows.shape[1])))
     assert message.kept == k
     assert message.values.dtype == rows.dtype
@@ -57,10 +66,10 @@ def test_top_k_is_the_stable_sorts(rows: Any, ratio: float) -> None:
 
 @given(stacks(st.sampled_from([0.0, 1.0, -1.0, 3.0, np.nan, np.inf, -np.inf])), st.floats(0.01, 1.0))
 def test_top_k_counts_nan_as_largest(rows: Any, ratio: float) -> None:
-    """NaN goes before everything else, inf included, and ties among NaN go by position."""
-    k = kept(ratio, rows.shape[1])
+    """NaN is kept before everything else, inf included, and ties among NaN are broken by position."""
+    k = count_kept(ratio, rows.shape[1])
     expected = np.stack([reference_top_k(row, k) for row in rows])
-    np.testing.assert_array_equal(TopK(ratio=ratio)(rows, draws(len(rows)), "y").values, expected)
+    np.testing.assert_array_equal(TopK(ratio=ratio)(rows, key(len(rows)), "y").values, expected)
 
 
 @settings(deadline=None)
@@ -68,8 +77,8 @@ def test_top_k_counts_nan_as_largest(rows: Any, ratio: float) -> None:
 def test_top_k_selects_the_same_on_torch(rows: Any, ratio: float) -> None:
     """NumPy rows and torch rows give the same message."""
     torch = pytest.importorskip("torch")
-    ours = TopK(ratio=ratio)(rows, draws(len(rows)), "y").values
-    theirs = TopK(ratio=ratio)(torch.from_numpy(rows.copy()), draws(len(rows)), "y").values
+    ours = TopK(ratio=ratio)(rows, key(len(rows)), "y").values
+    theirs = TopK(ratio=ratio)(torch.from_numpy(rows.copy()), key(len(rows)), "y").values
     np.testing.assert_array_equal(np.asarray(theirs), ours)
 
 
@@ -77,44 +86,44 @@ def test_top_k_distinct_entries_are_counted_exactly() -> None:
     """Without ties and zeros exactly k entries of a row are not zero, at every ratio."""
     rows = rows_of(0, 10, 640, np.float32)
     for ratio in (1e-9, 0.001, 0.2, 0.5, 0.999, 1.0):
-        message = TopK(ratio=ratio)(rows, draws(10), "y")
+        message = TopK(ratio=ratio)(rows, key(10), "y")
         assert set(np.count_nonzero(message.values, axis=1)) == {max(1, int(ratio * 640))} == {message.kept}
 
 
 def test_every_tie_is_broken_by_the_lowest_position() -> None:
     """A row of equal magnitudes keeps its first k entries."""
     rows = np.array([[-1.0, 1, 1, -1, 1], [2, 1, 1, 1, 1], [1, 1, 1, 1, 2]])
-    values = TopK(ratio=0.4)(rows, draws(3), "y").values
+    values = TopK(ratio=0.4)(rows, key(3), "y").values
     np.testing.assert_array_equal(values, [[-1, 1, 0, 0, 0], [2, 1, 0, 0, 0], [1, 0, 0, 0, 2]])
 
 
 @given(stacks())
 def test_deterministic_compressors_contract(rows: Any) -> None:
     """‖Q(v) − v‖² ≤ (1 − δ)‖v‖² for each row, for identity, top-k and sign."""
-    wide = rows.astype(np.float64)
+    exact = rows.astype(np.float64)
     for q in (Identity(), TopK(ratio=0.2), TopK(ratio=0.7), Sign()):
-        error = np.sum((q(wide, draws(len(rows)), "y").values - wide) ** 2, axis=1)
-        size = np.sum(wide**2, axis=1)
+        error = np.sum((q(exact, key(len(rows)), "y").values - exact) ** 2, axis=1)
+        size = np.sum(exact**2, axis=1)
         assert np.all(error <= (1 - q.contraction(rows.shape[1])) * size + 1e-9 * size + 1e-300)
 
 
 @pytest.mark.parametrize("q", [RandK(ratio=0.3), Qsgd(levels=1), Qsgd(levels=4), Qsgd()], ids=repr)
 @pytest.mark.parametrize("dim", [1, 5, 64])
 def test_random_compressors_contract_in_expectation(q: Compressor, dim: int) -> None:
-    """E‖Q(v) − v‖² ≤ (1 − δ)‖v‖²: the mean over 600 draws, with four standard errors to spare."""
+    """E‖Q(v) − v‖² ≤ (1 − δ)‖v‖²: the mean over 600 samples, within four standard errors."""
     row = rows_of(dim, 1, dim, np.float64)
     rows = np.repeat(row, 600, axis=0)
-    error = np.sum((q(rows, draws(600), "y").values - rows) ** 2, axis=1)
-    spare = 4 * error.std() / np.sqrt(600)
-    assert error.mean() <= (1 - q.contraction(dim)) * np.sum(row**2) + spare + 1e-12
+    error = np.sum((q(rows, key(600), "y").values - rows) ** 2, axis=1)
+    margin = 4 * error.std() / np.sqrt(600)
+    assert error.mean() <= (1 - q.contraction(dim)) * np.sum(row**2) + margin + 1e-12
 
 
 @pytest.mark.parametrize("levels", [1, 4, 127])
 def test_qsgd_is_unbiased_up_to_its_scale(levels: int) -> None:
-    """E Q(v) = v / (1 + ω): the mean over 4000 draws, entry by entry."""
+    """E Q(v) = v / (1 + ω): the mean over 4000 samples, entry by entry."""
     row = rows_of(1, 1, 12, np.float64)
     q = Qsgd(levels=levels)
-    values = q(np.repeat(row, 4000, axis=0), draws(4000), "y").values
+    values = q(np.repeat(row, 4000, axis=0), key(4000), "y").values
     error = values.mean(axis=0) - row[0] / (1 + q.variance(12))
     assert np.all(np.abs(error) <= 5 * values.std(axis=0) / np.sqrt(4000) + 1e-12)
 
@@ -122,7 +131,7 @@ def test_qsgd_is_unbiased_up_to_its_scale(levels: int) -> None:
 def test_rand_k_keeps_each_entry_equally_often() -> None:
     """Exactly k entries stay, unscaled, each with probability k/d."""
     rows = np.tile(np.arange(1.0, 11.0), (4000, 1))
-    values = RandK(ratio=0.3)(rows, draws(4000), "y").values
+    values = RandK(ratio=0.3)(rows, key(4000), "y").values
     assert set(np.count_nonzero(values, axis=1)) == {3}
     assert np.all((values == 0) | (values == rows))
     np.testing.assert_allclose((values != 0).mean(axis=0), 0.3, atol=0.04)
@@ -132,31 +141,31 @@ def test_rand_k_keeps_each_entry_equally_often() -> None:
 def test_compressing_twice_changes_nothing(rows: Any) -> None:
     """Identity and top-k are idempotent: what is kept once is kept again."""
     for q in (Identity(), TopK(ratio=0.3)):
-        once = q(rows, draws(len(rows)), "y").values
-        assert q(once, draws(len(rows)), "y").values.tobytes() == once.tobytes()
+        once = q(rows, key(len(rows)), "y").values
+        assert q(once, key(len(rows)), "y").values.tobytes() == once.tobytes()
 
 
 @pytest.mark.parametrize("q", EVERY, ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_know_each_other(q: Compressor, dtype: Any) -> None:
-    """A row's message is the same, to the last bit, alone or stacked: draws are keyed by node, not by packing."""
+def test_rows_are_compressed_independently(q: Compressor, dtype: Any) -> None:
+    """A row's message is the same, to the last bit, alone or stacked: random numbers are keyed by node."""
     rows = np.round(rows_of(3, 6, 77, dtype), 1)     # rounding makes ties
     rows[4] = 0
-    whole = q(rows, draws(6), "y")
+    whole = q(rows, key(6), "y")
     for start, stop in ((0, 1), (1, 2), (3, 6), (4, 5)):
-        part = q(rows[start:stop], draws(stop - start, first=start), "y")
+        part = q(rows[start:stop], key(stop - start, first=start), "y")
         assert part.values.tobytes() == whole.values[start:stop].tobytes()
         if whole.unit is not None and part.unit is not None:
             assert part.unit.tobytes() == whole.unit[start:stop].tobytes()
 
 
 @pytest.mark.parametrize("q", [RandK(ratio=0.3), Qsgd(levels=2)], ids=repr)
-def test_draws_are_keyed(q: Compressor) -> None:
+def test_random_numbers_are_keyed(q: Compressor) -> None:
     """Same key, same message; another channel, round, step or node, another one."""
     rows = np.repeat(rows_of(4, 1, 60, np.float64), 2, axis=0)
-    first = q(rows, draws(2), "y").values
-    np.testing.assert_array_equal(q(rows, draws(2), "y").values, first)
-    others = (q(rows, draws(2), "z"), q(rows, draws(2, round_=1), "y"), q(rows, draws(2).at(1), "y"))
+    first = q(rows, key(2), "y").values
+    np.testing.assert_array_equal(q(rows, key(2), "y").values, first)
+    others = (q(rows, key(2), "z"), q(rows, key(2, round_=1), "y"), q(rows, key(2).at(1), "y"))
     for other in others:
         assert not np.array_equal(other.values, first)
     assert not np.array_equal(first[0], first[1])
@@ -167,7 +176,7 @@ def test_draws_are_keyed(q: Compressor) -> None:
 def test_zero_rows_stay_zero(q: Compressor, dtype: Any) -> None:
     """Q(0) = 0, and no zero but a dense one is negative."""
     for zero in (0.0, -0.0):
-        message = q(np.full((3, 9), zero, dtype), draws(3), "y")
+        message = q(np.full((3, 9), zero, dtype), key(3), "y")
         assert message.values.dtype == dtype
         assert not message.values.any()
         assert message.form == "dense" or not np.signbit(message.values).any()
@@ -176,20 +185,20 @@ def test_zero_rows_stay_zero(q: Compressor, dtype: Any) -> None:
 @pytest.mark.parametrize("q", EVERY, ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_entry_rows(q: Compressor, dtype: Any) -> None:
-    """A single entry is kept, up to the scale of a quantiser."""
+    """A single entry is kept, up to the scale of a quantizer."""
     rows = np.array([[-3.7], [1e-30], [2.0]], dtype)
-    values = q(rows, draws(3), "y").values
+    values = q(rows, key(3), "y").values
     scale = q.contraction(1) if isinstance(q, Qsgd) else 1.0
     np.testing.assert_allclose(values, rows * scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize("q", EVERY, ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_keep_dtype_and_input_stays(q: Compressor, dtype: Any) -> None:
+def test_values_keep_the_dtype_and_the_input_is_not_changed(q: Compressor, dtype: Any) -> None:
     """The message has the rows' dtype, and the rows are not written to."""
     rows = rows_of(6, 3, 33, dtype)
     rows.setflags(write=False)
-    message = q(rows, draws(3), "y")
+    message = q(rows, key(3), "y")
     assert message.values.dtype == dtype
     assert message.values.shape == rows.shape
     if message.form == "levels":
@@ -201,26 +210,26 @@ def test_values_keep_dtype_and_input_stays(q: Compressor, dtype: Any) -> None:
 
 @pytest.mark.parametrize("q", [TopK(), Qsgd(), Sign()], ids=repr)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_broken_row_stays_visibly_broken(q: Compressor, bad: float) -> None:
-    """NaN or inf in a row shows in its message, without a warning, and not in the other rows'."""
+def test_a_nonfinite_row_gives_a_nonfinite_message(q: Compressor, bad: float) -> None:
+    """NaN or inf in a row gives NaN or inf in its message, without a warning, and not in the other rows'."""
     rows = rows_of(7, 3, 20, np.float32)
     rows[1, 4] = bad
-    broken = ~np.isfinite(q(rows, draws(3), "y").values).all(axis=1)
-    np.testing.assert_array_equal(broken, [False, True, False])
+    nonfinite = ~np.isfinite(q(rows, key(3), "y").values).all(axis=1)
+    np.testing.assert_array_equal(nonfinite, [False, True, False])
 
 
 @pytest.mark.parametrize("q", [Qsgd(), Sign()], ids=repr)
-def test_quantisers_survive_extreme_magnitudes(q: Compressor) -> None:
-    """Squares that would overflow or vanish in float32 do no harm: Q(c·v) = c·Q(v) for powers of two."""
+def test_quantizers_handle_extreme_magnitudes(q: Compressor) -> None:
+    """No square overflows or underflows in float32: Q(c·v) = c·Q(v) for powers of two."""
     rows = rows_of(8, 2, 30, np.float32)
-    plain = q(rows, draws(2), "y").values
+    plain = q(rows, key(2), "y").values
     for scale in (np.float32(2.0**100), np.float32(2.0**-100)):
-        np.testing.assert_array_equal(q(rows * scale, draws(2), "y").values, plain * scale)
+        np.testing.assert_array_equal(q(rows * scale, key(2), "y").values, plain * scale)
 
 
 def test_sign_of_zero_is_plus() -> None:
     """Sign sends ±‖v‖₁/d in one bit each, and +1 for a zero of either sign."""
-    message = Sign()(np.array([[3.0, -1.0, 0.0, -0.0]]), draws(1), "y")
+    message = Sign()(np.array([[3.0, -1.0, 0.0, -0.0]]), key(1), "y")
     np.testing.assert_array_equal(message.values, [[1.0, -1.0, 1.0, 1.0]])
     assert message.bits == 1
 
@@ -228,7 +237,7 @@ def test_sign_of_zero_is_plus() -> None:
 def test_qsgd_levels_fit_their_bits() -> None:
     """Levels lie in [−s, s], and s fits the declared number of bits."""
     for levels in (1, 2, 3, 4, 7, 8, 127, 128, 2**15 - 1):
-        message = Qsgd(levels=levels)(rows_of(9, 4, 3, np.float32), draws(4), "y")
+        message = Qsgd(levels=levels)(rows_of(9, 4, 3, np.float32), key(4), "y")
         assert message.levels is not None
         assert np.abs(message.levels).max() <= levels < 2 ** (message.bits - 1) <= 2**15
 

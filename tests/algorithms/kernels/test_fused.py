@@ -1,4 +1,4 @@
-"""Steps on wide rows: the kernels compute what the plain expressions say, ties, zeros and NaN included."""
+"""Fused updates of wide rows compute the plain expressions, with ties, zeros and NaN."""
 
 import subprocess
 import sys
@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dbo.algorithms.compression.compressors import TopK, kept, largest
-from dbo.algorithms.gossip import Message, Packed, PackedRow, Sum
+from dbo.algorithms.compression.compressors import TopK, count_kept, keep_largest
+from dbo.algorithms.gossip import Message, Packed, PackedRow, PackedSum
 from dbo.algorithms.kernels import fused, selection
-from dbo.algorithms.rng import Draws
+from dbo.algorithms.rng import Key
 
 DTYPES = (np.float32, np.float64)
-KEY = Draws(5, np.arange(3), 0)
+KEY = Key(5, np.arange(3), 0)
 FORMS = (selection.SCALAR, selection.VECTOR)
 both_forms = pytest.mark.parametrize("form", FORMS, ids=["scalar", "vector"])
 
 
 @pytest.fixture(autouse=True)
-def everything_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "WIDE", 1)
-    monkeypatch.setattr(fused, "_SAMPLE", 64)      # brackets that miss are then common
+def every_row_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "MIN_ENTRIES", 1)
+    monkeypatch.setattr(selection, "_SAMPLE", 64)      # brackets that miss are then common
 
 
 def rows_of(seed: int, nodes: int, dim: int, dtype: Any) -> Any:
@@ -32,7 +32,7 @@ def rows_of(seed: int, nodes: int, dim: int, dtype: Any) -> Any:
 
 @st.composite
 def residuals(draw: st.DrawFn, special: tuple[float, ...] = ()) -> tuple[Any, Any]:
-    """Rows and reference points, with as many ties and zeros as the draw wants."""
+    """Rows and reference points, with few or many ties and zeros."""
     dtype = draw(st.sampled_from(DTYPES))
     nodes, dim = draw(st.integers(1, 3)), draw(st.integers(1, 700))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -41,23 +41,23 @@ def residuals(draw: st.DrawFn, special: tuple[float, ...] = ()) -> tuple[Any, An
     rows[rng.random(rows.shape) < draw(st.sampled_from([0.0, 0.3, 0.95]))] = 0
     reference[rng.random(rows.shape) < draw(st.sampled_from([0.0, 0.5, 1.0]))] = 0
     if special:
-        there = rng.random(rows.shape) < draw(st.sampled_from([0.01, 0.4]))
-        rows[there] = rng.choice(np.array(special, dtype), int(there.sum()))
+        replaced = rng.random(rows.shape) < draw(st.sampled_from([0.01, 0.4]))
+        rows[replaced] = rng.choice(np.array(special, dtype), int(replaced.sum()))
     return rows, reference
 
 
-def compressed(form: selection.Form, ratio: float, rows: Any, reference: Any) -> tuple[Any, Any]:
-    """A message and the reference after it, by one form of the selection, whichever is the faster one here."""
+def compress(form: selection.Form, ratio: float, rows: Any, reference: Any) -> tuple[Any, Any]:
+    """Return a message and the reference after it, by one form of the selection, even if it is not the faster one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "fastest", lambda: form)
-        message, heard = fused.residual(TopK(ratio=ratio), rows, reference.copy(), KEY, "y")
+        patch.setattr(selection, "fastest_form", lambda: form)
+        message, updated = fused.compress_residual(TopK(ratio=ratio), rows, reference.copy(), KEY, "y")
     assert isinstance(message, Packed)
-    assert message.kept == kept(ratio, rows.shape[1])
-    return message, heard
+    assert message.kept == count_kept(ratio, rows.shape[1])
+    return message, updated
 
 
 def plain(rows: Any, reference: Any, ratio: float) -> tuple[Any, Any]:
-    values = largest(rows - reference, kept(ratio, rows.shape[1]))
+    values = keep_largest(rows - reference, count_kept(ratio, rows.shape[1]))
     return values, reference + values
 
 
@@ -65,37 +65,37 @@ def plain(rows: Any, reference: Any, ratio: float) -> tuple[Any, Any]:
 @settings(deadline=None)
 @given(pair=residuals(), ratio=st.floats(0.01, 0.999))
 def test_top_k_is_the_plain_definition(form: selection.Form, pair: Any, ratio: float) -> None:
-    """The message is that of TopK to the last bit, and the reference has taken it in."""
+    """The message is that of TopK to the last bit, and it has been added to the reference."""
     rows, reference = pair
     values, after = plain(rows, reference, ratio)
-    message, heard = compressed(form, ratio, rows, reference)
+    message, updated = compress(form, ratio, rows, reference)
     assert message.values.tobytes() == values.tobytes()
-    np.testing.assert_array_equal(heard, after)
+    np.testing.assert_array_equal(updated, after)
 
 
 @both_forms
 @settings(deadline=None)
 @given(pair=residuals(special=(np.nan, np.inf, -np.inf)), ratio=st.floats(0.01, 0.999))
 def test_top_k_counts_nan_as_largest(form: selection.Form, pair: Any, ratio: float) -> None:
-    """NaN goes before inf and inf before the rest, as in the plain definition."""
+    """NaN is kept before inf and inf before the rest, as in the plain definition."""
     rows, reference = pair
     with np.errstate(invalid="ignore"):
         values, after = plain(rows, reference, ratio)
-        message, heard = compressed(form, ratio, rows, reference)
+        message, updated = compress(form, ratio, rows, reference)
     np.testing.assert_array_equal(message.values, values)
-    np.testing.assert_array_equal(heard, after)
+    np.testing.assert_array_equal(updated, after)
 
 
 @both_forms
 @settings(deadline=None)
 @given(pair=residuals(special=(1e-310, -1e-310, 1e-45, -3e-45, -0.0, np.inf)), ratio=st.sampled_from([1e-9, 0.999]))
 def test_top_k_of_denormals_and_infinities(form: selection.Form, pair: Any, ratio: float) -> None:
-    """The smallest number there is counts for more than zero."""
+    """The smallest positive number is larger than zero."""
     rows, reference = pair
     values, after = plain(rows, reference, ratio)
-    message, heard = compressed(form, ratio, rows, reference)
+    message, updated = compress(form, ratio, rows, reference)
     assert message.values.tobytes() == values.tobytes()
-    np.testing.assert_array_equal(heard, after)
+    np.testing.assert_array_equal(updated, after)
 
 
 @settings(deadline=None)
@@ -104,8 +104,8 @@ def test_both_forms_of_the_selection_give_the_same_bits(pair: Any, ratio: float)
     """Marks, entries and the reference, the sign of its zeros included."""
     rows, reference = pair
     reference = np.copysign(reference, rows)
-    (one, heard), (other, also_heard) = (compressed(form, ratio, rows, reference) for form in FORMS)
-    assert heard.tobytes() == also_heard.tobytes()
+    (one, updated), (other, also_updated) = (compress(form, ratio, rows, reference) for form in FORMS)
+    assert updated.tobytes() == also_updated.tobytes()
     for a, b in zip(one.rows, other.rows, strict=True):
         assert a.words.tobytes() == b.words.tobytes()
         assert a.entries.tobytes() == b.entries.tobytes()
@@ -114,8 +114,8 @@ def test_both_forms_of_the_selection_give_the_same_bits(pair: Any, ratio: float)
 @both_forms
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 7, 16, 63, 64, 65, 2047, 2048, 2049, 6200])
-def test_a_selection_stays_within_its_arrays(form: selection.Form, dim: int, dtype: Any) -> None:
-    """What lies before and behind them stays as it is, at any length and any share."""
+def test_a_selection_writes_only_its_arrays(form: selection.Form, dim: int, dtype: Any) -> None:
+    """The bytes before and behind them do not change, at any length and any share."""
 
     def framed(values: Any) -> tuple[Any, Any]:
         whole = np.full(values.size + 128, 77, dtype=values.dtype)
@@ -130,8 +130,8 @@ def test_a_selection_stays_within_its_arrays(form: selection.Form, dim: int, dty
         arrays = [np.zeros(dim, dtype), np.zeros(-(-dim // 64), np.uint64), *np.zeros((2, dim + 4096), dtype)]
         frames, (reference, words, entries, found) = zip(*map(framed, arrays), strict=True)
         _, framed_row = framed(row)
-        count, inside, broken = form.gather(framed_row, reference, low, number(1.2), words, entries, found)
-        assert not broken
+        count, inside, has_nan = form.gather(framed_row, reference, low, number(1.2), words, entries, found)
+        assert not has_nan
         assert entries[:count].tobytes() == expected[expected != 0].tobytes()
         assert count - inside == above.size
         assert not entries[count:].any()
@@ -148,15 +148,15 @@ import mmap, sys, tempfile
 import numpy as np
 from dbo.algorithms.kernels import selection
 
-def at_the_edge(values):     # behind its last byte is a page that no longer exists: to touch it ends the process
+def at_the_edge(values):     # behind its last byte is an unmapped page: accessing it kills the process
     with tempfile.TemporaryFile() as file:
         end = -(-values.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         file.truncate(end + mmap.PAGESIZE)
         whole = mmap.mmap(file.fileno(), end + mmap.PAGESIZE)
         file.truncate(end)
-    there = np.frombuffer(whole, values.dtype, values.size, end - values.nbytes)
-    there[:] = values
-    return there
+    array = np.frombuffer(whole, values.dtype, values.size, end - values.nbytes)
+    array[:] = values
+    return array
 
 for dtype in (np.float32, np.float64):
     for dim in (5, 64, 72, 1000):
@@ -172,15 +172,15 @@ for dtype in (np.float32, np.float64):
 """
 
 
-def test_a_selection_touches_nothing_behind_its_arrays() -> None:
-    """Not even to read it, or to write back what was there."""
-    pytest.importorskip("resource")      # elsewhere than on Unix a mapped file cannot be cut
+def test_a_selection_accesses_nothing_behind_its_arrays() -> None:
+    """Neither for reading nor for writing back the same bytes."""
+    pytest.importorskip("resource")      # a mapped file can be truncated on Unix only
     subprocess.run([sys.executable, "-c", AT_THE_EDGE], check=True, timeout=120)
 
 
 @both_forms
-def test_a_selection_without_room_says_so(form: selection.Form) -> None:
-    """More entries than the arrays hold are an answer, not an overflow."""
+def test_a_selection_reports_a_full_buffer(form: selection.Form) -> None:
+    """More entries than the arrays hold give −1 instead of an overflow."""
     row, one = np.ones(10_000, np.float32), np.float32(1)
     words, entries = np.zeros(157, np.uint64), np.zeros((2, 5000), np.float32)
     count, _, _ = form.gather(row, 0 * row, one, one, words, entries[0, :4500], entries[1, :4500])
@@ -189,8 +189,8 @@ def test_a_selection_without_room_says_so(form: selection.Form) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_steps_are_their_expressions(dtype: Any) -> None:
-    """Every step of the module against its docstring, and where it is written."""
+def test_updates_are_their_expressions(dtype: Any) -> None:
+    """Every update of the module equals its docstring, and is written to the documented argument."""
     v, a, b, t, u = (rows_of(seed, 3, 501, dtype) for seed in range(5))
     close = {"rtol": 1e-5 if dtype is np.float32 else 1e-13, "atol": 1e-6 if dtype is np.float32 else 1e-13}
 
@@ -200,18 +200,18 @@ def test_steps_are_their_expressions(dtype: Any) -> None:
         np.testing.assert_allclose(found, expected, **close)
         assert np.shares_memory(found, given_)
 
-    check(lambda v: fused.moved(v, 0.5, a, b, 0.3, t), v + 0.5 * (a - b) - 0.3 * t, v)
-    check(lambda v: fused.tracked(v, 0.5, a, b, t, u.copy())[0], v + 0.5 * (a - b) + t - u, v)
-    check(lambda u: fused.tracked(v.copy(), 0.5, a, b, t, u)[1], t, u)
-    check(lambda v: fused.jumped(v, t, u.copy())[0], v + t - u, v)
-    check(lambda u: fused.jumped(v.copy(), t, u)[1], t, u)
-    check(lambda a: fused.gossiped(v, 0.5, a, (-0.3, t)), v + 0.5 * (a - v) - 0.3 * t, a)
-    check(lambda a: fused.gossiped(v, 0.5, a, (1, t), (-1, u)), v + 0.5 * (a - v) + t - u, a)
-    check(lambda v: fused.plus(v, (0.7, t)), v + 0.7 * t, v)
-    check(lambda v: fused.plus(v, (1, t), (-1, u)), v + t - u, v)
-    check(lambda v: fused.cleared(v), 0 * v, v)
-    check(lambda t: fused.averaged(v, 0.3, t), 0.7 * v + 0.3 * t, t)
-    check(lambda t: fused.series_step(v, t, 1.5, b), v - t / 1.5 + b, t)
+    check(lambda v: fused.step_in_place(v, 0.5, a, b, 0.3, t), v + 0.5 * (a - b) - 0.3 * t, v)
+    check(lambda v: fused.track_in_place(v, 0.5, a, b, t, u.copy())[0], v + 0.5 * (a - b) + t - u, v)
+    check(lambda u: fused.track_in_place(v.copy(), 0.5, a, b, t, u)[1], t, u)
+    check(lambda v: fused.shift_in_place(v, t, u.copy())[0], v + t - u, v)
+    check(lambda u: fused.shift_in_place(v.copy(), t, u)[1], t, u)
+    check(lambda a: fused.gossip_in_place(v, 0.5, a, (-0.3, t)), v + 0.5 * (a - v) - 0.3 * t, a)
+    check(lambda a: fused.gossip_in_place(v, 0.5, a, (1, t), (-1, u)), v + 0.5 * (a - v) + t - u, a)
+    check(lambda v: fused.add_in_place(v, (0.7, t)), v + 0.7 * t, v)
+    check(lambda v: fused.add_in_place(v, (1, t), (-1, u)), v + t - u, v)
+    check(lambda v: fused.zero_in_place(v), 0 * v, v)
+    check(lambda t: fused.average_in_place(v, 0.3, t), 0.7 * v + 0.3 * t, t)
+    check(lambda t: fused.neumann_in_place(v, t, 1.5, b), v - t / 1.5 + b, t)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -227,49 +227,50 @@ def test_sums_over_neighbours(dtype: Any, threads: int) -> None:
         tuple((float(weights.data[k]), packed[weights.indices[k]])
               for k in range(weights.indptr[i], weights.indptr[i + 1])) for i in range(7)
     )
-    fused.use(threads)
+    fused.set_threads(threads)
     try:
-        found, told = fused.summed(weights, list(rows)), fused.told(known.copy(), Sum(terms, 333))
+        found = fused.weighted_sum(weights, list(rows))
+        added = fused.add_message_in_place(known.copy(), PackedSum(terms, 333))
     finally:
-        fused.use(1)
+        fused.set_threads(1)
     expected = weights.toarray().astype(dtype) @ rows
     close = {"rtol": 1e-4 if dtype is np.float32 else 1e-12, "atol": 1e-5 if dtype is np.float32 else 1e-13}
     np.testing.assert_allclose(found, expected, **close)
-    np.testing.assert_allclose(told, known + expected, **close)
-    np.testing.assert_allclose(np.asarray(Sum(terms, 333)), expected, **close)
+    np.testing.assert_allclose(added, known + expected, **close)
+    np.testing.assert_allclose(np.asarray(PackedSum(terms, 333)), expected, **close)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_finite_finds_one_bad_entry(dtype: Any, bad: float) -> None:
+def test_all_finite_finds_one_bad_entry(dtype: Any, bad: float) -> None:
     """Whichever row it is in; the largest finite number is not bad."""
     rows = rows_of(0, 3, 1000, dtype)
     rows[0, 5] = np.finfo(dtype).max
-    assert fused.finite(rows)
+    assert fused.all_finite(rows)
     rows[2, 999] = bad
-    assert not fused.finite(rows)
+    assert not fused.all_finite(rows)
 
 
-def test_numba_is_imported_for_wide_rows_only() -> None:
-    """A start with small problems does not pay for the compiler."""
+def test_numba_is_imported_for_fused_rows_only() -> None:
+    """Small problems start without loading the compiler."""
     code = "import sys; from dbo.algorithms.registry import algorithms; algorithms(); assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_narrow_rows_and_tensors_are_left_to_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_rows_and_tensors_use_plain_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written in place, no message is packed, and Q is the compressor's own."""
-    monkeypatch.setattr(fused, "WIDE", 1 << 16)
+    monkeypatch.setattr(fused, "MIN_ENTRIES", 1 << 16)
     v, reference = rows_of(0, 3, 64, np.float32), rows_of(1, 3, 64, np.float32)
     before = v.tobytes(), reference.tobytes()
-    message, heard = fused.residual(TopK(), v, reference, KEY, "y")
+    message, updated = fused.compress_residual(TopK(), v, reference, KEY, "y")
     assert isinstance(message, Message)
-    assert heard is not reference
-    assert fused.moved(v, 0.5, reference, v, 1, v) is not v
-    for s, kept_ in (fused.tracked(v, 0.5, reference, v, reference, v), fused.jumped(v, reference, v)):
+    assert updated is not reference
+    assert fused.step_in_place(v, 0.5, reference, v, 1, v) is not v
+    for s, kept_ in (fused.track_in_place(v, 0.5, reference, v, reference, v), fused.shift_in_place(v, reference, v)):
         assert s is not v
         assert kept_ is reference
     assert (v.tobytes(), reference.tobytes()) == before
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(fused, "WIDE", 1)
-    theirs, _ = fused.residual(TopK(), torch.from_numpy(v), torch.from_numpy(reference), KEY, "y")
+    monkeypatch.setattr(fused, "MIN_ENTRIES", 1)
+    theirs, _ = fused.compress_residual(TopK(), torch.from_numpy(v), torch.from_numpy(reference), KEY, "y")
     np.testing.assert_array_equal(np.asarray(theirs.values), message.values)

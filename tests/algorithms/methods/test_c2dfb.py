@@ -10,12 +10,12 @@ from dbo.algorithms.compression.compressors import Identity, TopK
 from dbo.algorithms.gossip import Message
 from dbo.algorithms.methods import c2dfb, c2dfb_nc
 from dbo.algorithms.registry import Algorithm, algorithms
-from dbo.algorithms.rng import Draws
-from dbo.platform.engine.block import Host
+from dbo.algorithms.rng import Key
+from dbo.platform.engine.block import Block
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import pooled
-from dbo.platform.network import wire
-from dbo.platform.network.topology import TOPOLOGIES, Network, network
+from dbo.platform.engine.shard_wrappers import pool_nodes
+from dbo.platform.network import packet as wire
+from dbo.platform.network.topology import TOPOLOGIES, Network, build_network
 from dbo.tasks.api import Setup
 from dbo.tasks.partitions import Iid
 from dbo.tasks.problems.quadratic import Quadratic, QuadraticProblem
@@ -30,7 +30,7 @@ def quadratic(nodes: int = 6, **parameters: Any) -> QuadraticProblem:
 
 
 def graph(name: str, nodes: int) -> Network:
-    return network(TOPOLOGIES[name]().graph(nodes, 0))
+    return build_network(TOPOLOGIES[name]().graph(nodes, 0))
 
 
 def engine(
@@ -53,16 +53,16 @@ Step = tuple[str, c2dfb.Inner, c2dfb.Inner]
 @pytest.fixture
 def inner_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """Every inner step that is taken: (loop, before, after the local part)."""
-    seen: list[Step] = []
+    steps: list[Step] = []
     original = c2dfb.inner_step
 
-    def spy(v: c2dfb.Inner, gradient: Any, cfg: Any, key: Draws, channel: str) -> Any:
+    def spy(v: c2dfb.Inner, gradient: Any, cfg: Any, key: Key, channel: str) -> Any:
         new, q_d, q_s = original(v, gradient, cfg, key, channel)
-        seen.append((channel, v, new))
+        steps.append((channel, v, new))
         return new, q_d, q_s
 
     monkeypatch.setattr(c2dfb, "inner_step", spy)
-    return seen
+    return steps
 
 
 @pytest.mark.parametrize("topology", ["ring", "two_hop", "erdos_renyi"])
@@ -83,7 +83,7 @@ def test_tracker_mean_equals_gradient_mean(name: str, topology: str) -> None:
     made = engine(algorithms()[name], config, quadratic(), graph(topology, 6))
     for round_ in range(1, 8):
         made.advance(round_)
-        state, shard = made.hosts[0].state, made.hosts[0].shard.shard
+        state, shard = made.local_blocks[0].state, made.local_blocks[0].shard.shard
         x, y, z = state.x, state.y, state.z
         trackers = {
             "y": (state.loop_y.s, shard.f_y(x, y) / 10.0 + shard.g_y(x, y)),
@@ -107,40 +107,40 @@ def test_tracker_mean_holds_at_every_inner_step(inner_steps: list[Step]) -> None
 def test_without_the_refresh_the_tracker_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control for 2: the literal reading (∇r^0 re-evaluated at the new x, tracker carried over) loses the mean."""
     monkeypatch.setattr(c2dfb, "refresh", lambda v, gradient: replace(v, grad=gradient(v.d)))
-    state = c2dfb_engine(rounds=20).hosts[0].state
+    state = c2dfb_engine(rounds=20).local_blocks[0].state
     drift = np.abs(state.loop_z.s.mean(0) - state.loop_z.grad.mean(0)).max()
     assert drift > 1e-3
 
 
-def references(drop: int | None = None) -> tuple[list[Host], dict[str, dict[int, Any]], Network]:
-    """Three rounds of one-node blocks; what receivers can rebuild of every sender's references from the wire alone.
+def references(drop: int | None = None) -> tuple[list[Block], dict[str, dict[int, Any]], Network]:
+    """Run three rounds of one-node blocks, and rebuild every sender's references from the packets alone.
 
     `drop` names a node whose compressed residuals are lost on the way (they arrive as zeros).
     """
     net = graph("ring", 6)
     config = c2dfb.Config(**STEPS, compressor=TopK(ratio=0.25))
-    hosts = [Host(algorithms()["c2dfb"], config, quadratic(), net, [i]) for i in range(6)]
+    blocks = [Block(algorithms()["c2dfb"], config, quadratic(), net, [i]) for i in range(6)]
     rebuilt: dict[str, dict[int, Any]] = {}
     for round_ in range(1, 4):
-        said = [host.begin(round_) for host in hosts]
-        while said[0] is not None:
+        packets_out = [block.begin(round_) for block in blocks]
+        while packets_out[0] is not None:
             posted: dict[int, bytes] = {}
-            for packets in said:
+            for packets in packets_out:
                 posted |= packets or {}
             for sender, data in posted.items():
                 for channel, row in wire.decode(data).channels.items():
                     known = rebuilt.setdefault(channel, {})
                     known[sender] = known.get(sender, 0.0) + row
             if drop is not None:
-                posted[drop] = silenced(posted[drop])
-            said = [host.step(posted) for host in hosts]
-    return hosts, rebuilt, net
+                posted[drop] = zero_residuals(posted[drop])
+            packets_out = [block.step(posted) for block in blocks]
+    return blocks, rebuilt, net
 
 
-def silenced(data: bytes) -> bytes:
-    """The same packet with zeros for everything that was compressed."""
+def zero_residuals(data: bytes) -> bytes:
+    """Return the same packet with zeros in all compressed channels."""
     packet = wire.decode(data)
-    header = wire.Header(sender=packet.sender, epoch=packet.epoch, round=packet.round, step=packet.step)
+    header = packet.header
     rows = {
         name: Message(row[None] * (0.0 if "_" in name else 1.0), form="sparse" if "_" in name else "dense")
         for name, row in packet.channels.items()
@@ -150,22 +150,22 @@ def silenced(data: bytes) -> bytes:
 
 def test_references_rebuilt_from_messages_are_the_senders_own() -> None:
     """Invariant 3: d̂_j, ŝ_j added up from encoded messages equal the sender's bit for bit; Σ_j w_ij d̂_j agrees."""
-    hosts, rebuilt, net = references()
+    blocks, rebuilt, net = references()
     for loop, channel in zip(LOOPS, "yz", strict=True):
         for part in "ds":
             sent = np.stack([rebuilt[f"{channel}_{part}"][i] for i in range(6)])
-            own = np.concatenate([getattr(getattr(h.state, loop), f"{part}_hat") for h in hosts])
-            summed = np.concatenate([getattr(getattr(h.state, loop), f"w{part}_hat") for h in hosts])
+            own = np.concatenate([getattr(getattr(b.state, loop), f"{part}_hat") for b in blocks])
+            weighted = np.concatenate([getattr(getattr(b.state, loop), f"w{part}_hat") for b in blocks])
             np.testing.assert_array_equal(sent, own)
-            np.testing.assert_allclose(summed, net.weights @ own, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(weighted, net.weights @ own, rtol=0, atol=1e-12)
 
 
 def test_a_lost_message_breaks_the_references() -> None:
     """Invariant 12, the control of 3: with one node's residuals lost, Σ_j w_ij d̂_j is no longer what it should be."""
-    hosts, _, net = references(drop=2)
-    own = np.concatenate([h.state.loop_y.d_hat for h in hosts])
-    summed = np.concatenate([h.state.loop_y.wd_hat for h in hosts])
-    assert np.abs(summed - net.weights @ own).max() > 1e-3
+    blocks, _, net = references(drop=2)
+    own = np.concatenate([b.state.loop_y.d_hat for b in blocks])
+    weighted = np.concatenate([b.state.loop_y.wd_hat for b in blocks])
+    assert np.abs(weighted - net.weights @ own).max() > 1e-3
 
 
 def test_reference_comes_closer_by_the_contraction_factor(inner_steps: list[Step]) -> None:
@@ -184,7 +184,7 @@ def test_without_compression_it_is_gradient_tracking(inner_steps: list[Step]) ->
     made = c2dfb_engine(rounds=3, compressor=Identity())
     weights = graph("ring", 6).weights
     for loop in LOOPS:
-        inner = getattr(made.hosts[0].state, loop)
+        inner = getattr(made.local_blocks[0].state, loop)
         np.testing.assert_allclose(inner.d_hat, inner.d, atol=1e-13)
         np.testing.assert_allclose(inner.s_hat, inner.s, atol=1e-13)
     for number, (_, before, after) in enumerate(inner_steps):
@@ -216,7 +216,7 @@ def test_a_single_node_does_gradient_descent(name: str) -> None:
     module = {"c2dfb": c2dfb, "c2dfb_nc": c2dfb_nc}[name]
     problem = quadratic(1)
     config = module.Config(**STEPS, compressor=TopK(ratio=0.25))
-    state = engine(algorithms()[name], config, problem, graph("ring", 1), rounds=6).hosts[0].state
+    state = engine(algorithms()[name], config, problem, graph("ring", 1), rounds=6).local_blocks[0].state
     for got, expected in zip((state.x, state.y, state.z), centralised(problem, 6), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-12)
 
@@ -229,8 +229,8 @@ def test_complete_graph_follows_the_centralised_path() -> None:
     """
     problem = quadratic(6, heterogeneity=0.0)
     config = c2dfb.Config(**{**STEPS, "gamma_in": 1.0, "gamma_out": 1.0}, compressor=Identity())
-    state = engine(algorithms()["c2dfb"], config, problem, graph("complete", 6), rounds=6).hosts[0].state
-    x, y, z = centralised(pooled(problem), 6)
+    state = engine(algorithms()["c2dfb"], config, problem, graph("complete", 6), rounds=6).local_blocks[0].state
+    x, y, z = centralised(pool_nodes(problem), 6)
     for got, expected in ((state.x, x), (state.y, y), (state.z, z)):
         np.testing.assert_allclose(got, np.broadcast_to(expected, got.shape), atol=1e-12)
 
@@ -247,18 +247,18 @@ def test_first_round_leaves_x_where_f_has_no_x(name: str) -> None:
 
 
 def at_rest(problem: QuadraticProblem, net: Network, lam: float) -> LocalEngine:
-    """C²DFB with every node at the λ-solution, trackers at the (zero) mean gradients, references caught up."""
+    """C²DFB with every node at the λ-solution, trackers at the (zero) mean gradients, references equal to them."""
     made = engine(algorithms()["c2dfb"], c2dfb.Config(**{**STEPS, "lam": lam}), problem, net)
-    host = made.hosts[0]
-    shard = host.shard.shard
-    x, y, z = (np.tile(v, (net.nodes, 1)) for v in problem.penalty_solution(lam))
+    block = made.local_blocks[0]
+    shard = block.shard.shard
+    x, y, z = (np.tile(v, (net.nodes, 1)) for v in problem.penalty_minimisers(lam))
     zero_x, zero = 0 * x, 0 * y
 
     def loop(d: Any, grad: Any) -> c2dfb.Inner:
         return c2dfb.Inner(d=d, s=zero, grad=grad, d_hat=d, s_hat=zero, wd_hat=d, ws_hat=zero)
 
-    host.state = c2dfb.State(
-        t=host.state.t, x=x, s=zero_x, u=shard.f_x(x, y) + lam * (shard.g_x(x, y) - shard.g_x(x, z)),
+    block.state = c2dfb.State(
+        t=block.state.t, x=x, s=zero_x, u=shard.f_x(x, y) + lam * (shard.g_x(x, y) - shard.g_x(x, z)),
         loop_y=loop(y, shard.f_y(x, y) / lam + shard.g_y(x, y)), loop_z=loop(z, shard.g_y(x, z)),
     )
     return made
@@ -271,7 +271,7 @@ def test_the_penalty_solution_is_a_fixed_point(topology: str) -> None:
     made = at_rest(problem, graph(topology, 6), 10.0)
     for round_ in range(1, 6):
         made.advance(round_)
-    np.testing.assert_allclose(made.rows("x"), np.tile(problem.penalty_solution(10.0)[0], (6, 1)), atol=1e-11)
+    np.testing.assert_allclose(made.rows("x"), np.tile(problem.penalty_solution(10.0), (6, 1)), atol=1e-11)
 
 
 def test_a_wrong_sign_in_the_hypergradient_is_not_a_fixed_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_a_wrong_sign_in_the_hypergradient_is_not_a_fixed_point(monkeypatch: pyt
     )
     for round_ in range(1, 6):
         made.advance(round_)
-    assert np.abs(made.rows("x") - problem.penalty_solution(10.0)[0]).max() > 1e-2
+    assert np.abs(made.rows("x") - problem.penalty_solution(10.0)).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc"])
@@ -314,7 +314,7 @@ def test_it_reaches_the_penalty_solution(lam: float, inner_steps: int) -> None:
         compressor=TopK(ratio=0.25),
     )
     made = engine(algorithms()["c2dfb"], config, problem, graph("ring", 6), rounds=400)
-    target = problem.penalty_solution(lam)[0]
+    target = problem.penalty_solution(lam)
     x = made.rows("x")
     assert x is not None
     assert np.linalg.norm(x.mean(0) - target) < 1e-6 * np.linalg.norm(target)
@@ -324,7 +324,7 @@ def test_it_reaches_the_penalty_solution(lam: float, inner_steps: int) -> None:
 def test_bias_falls_like_one_over_lambda() -> None:
     """Invariant 11: the distance between the λ-solution and ψ's minimiser is proportional to 1/λ."""
     problem = quadratic()
-    bias = {lam: np.linalg.norm(problem.penalty_solution(lam)[0] - problem.solution()) for lam in (1e2, 1e3, 1e4)}
+    bias = {lam: np.linalg.norm(problem.penalty_solution(lam) - problem.solution()) for lam in (1e2, 1e3, 1e4)}
     assert bias[1e2] / bias[1e3] == pytest.approx(10, rel=0.15)
     assert bias[1e3] / bias[1e4] == pytest.approx(10, rel=0.02)
 
@@ -338,7 +338,7 @@ def test_naive_compression_keeps_its_error() -> None:
         config = module.Config(**steps, compressor=TopK(ratio=0.25))
         x = engine(algorithms()[name], config, problem, net, rounds=300).rows("x")
         assert x is not None
-        ends[name] = np.linalg.norm(x - problem.penalty_solution(10.0)[0])
+        ends[name] = np.linalg.norm(x - problem.penalty_solution(10.0))
     assert ends["c2dfb_nc"] > 10 * ends["c2dfb"]
 
 
@@ -347,7 +347,7 @@ def test_own_mixing_loses_the_mean() -> None:
     drifts = {}
     for mixing in ("messages", "own"):
         config = c2dfb_nc.Config(**STEPS, compressor=TopK(ratio=0.25), mixing=mixing)
-        state = engine(algorithms()["c2dfb_nc"], config, quadratic(), graph("ring", 6), rounds=5).hosts[0].state
+        state = engine(algorithms()["c2dfb_nc"], config, quadratic(), graph("ring", 6), rounds=5).local_blocks[0].state
         drifts[mixing] = np.abs(state.loop_z.s.v.mean(0) - state.loop_z.grad.mean(0)).max()
     assert drifts["messages"] < 1e-12 < 1e-3 < drifts["own"]
 
@@ -362,28 +362,29 @@ def test_cached_tracker_reaches_the_same_point() -> None:
     made = engine(algorithms()["c2dfb"], config, problem, graph("ring", 6), rounds=400)
     x = made.rows("x")
     assert x is not None
-    np.testing.assert_allclose(x.mean(0), problem.penalty_solution(10.0)[0], rtol=1e-6)
+    np.testing.assert_allclose(x.mean(0), problem.penalty_solution(10.0), rtol=1e-6)
 
 
 def test_unscaled_h_is_the_same_objective_with_a_longer_step() -> None:
     """`y_objective: h` with η = `h_over_lambda` with λη for the y loop: one y step from the start agrees."""
     runs = {
-        objective: c2dfb_engine(rounds=1, inner_steps=1, y_objective=objective, eta_in=eta).hosts[0].state
+        objective: c2dfb_engine(rounds=1, inner_steps=1, y_objective=objective, eta_in=eta).local_blocks[0].state
         for objective, eta in (("h", 0.02), ("h_over_lambda", 0.2))
     }
     np.testing.assert_allclose(runs["h"].y, runs["h_over_lambda"].y, atol=1e-13)
 
 
-def test_what_a_naive_message_leaves_out_is_said_later() -> None:
-    """M = Q(v + E), and E is the rest of it, to the bit: nothing is lost, nothing is said twice."""
+def test_what_a_naive_message_leaves_out_is_sent_later() -> None:
+    """M = Q(v + E), and E is the rest of it, to the bit: nothing is lost, nothing is sent twice."""
     v, error, old = np.random.default_rng(0).standard_normal((3, 2, 40))
     config = c2dfb_nc.Config(compressor=TopK(ratio=0.25))
     due = v + error
-    said, message = c2dfb_nc.say(c2dfb_nc.Spoken(old, error, old, old), v, config, Draws(0, np.arange(2), 0), "y_d")
-    np.testing.assert_array_equal(said.sent, message.values)
-    np.testing.assert_array_equal((said.sent != 0).sum(1), 10)
-    np.testing.assert_array_equal(said.sent + said.error, due)
-    np.testing.assert_array_equal(said.v, v)
+    before = c2dfb_nc.ErrorFeedback(old, error, old, old)
+    after, message = c2dfb_nc.compress(before, v, config, Key(0, np.arange(2), 0), "y_d")
+    np.testing.assert_array_equal(after.sent, message.values)
+    np.testing.assert_array_equal((after.sent != 0).sum(1), 10)
+    np.testing.assert_array_equal(after.sent + after.error, due)
+    np.testing.assert_array_equal(after.v, v)
 
 
 @pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc"])
@@ -395,17 +396,17 @@ def test_table_1_convention(lab: Any, name: str) -> None:
 
 
 def tracker_error(rounds: int, reset_every: int) -> float:
-    """How far mean(s) has come from mean(∇_y g) in float32, for both loops."""
+    """Return the distance of mean(s) from mean(∇_y g) in float32, the larger of both loops."""
     problem = Quadratic(dim_x=4, dim_y=12).build(Setup(nodes=6, seed=1, dtype="float32", partition=Iid()))
     config = c2dfb.Config(**{**STEPS, "compressor": TopK(ratio=0.25), "reset_every": reset_every})
-    state = engine(algorithms()["c2dfb"], config, problem, graph("ring", 6), rounds).hosts[0].state
+    state = engine(algorithms()["c2dfb"], config, problem, graph("ring", 6), rounds).local_blocks[0].state
     return max(
         float(np.abs(loop.s.astype(float).mean(0) - loop.grad.astype(float).mean(0)).max())
         for loop in (state.loop_y, state.loop_z)
     )
 
 
-def test_rounding_errors_do_not_add_up() -> None:
+def test_rounding_errors_do_not_accumulate() -> None:
     """In float32 the trackers' error stops growing with `reset_every`; without it, it grows with every round."""
     kept = [tracker_error(rounds, reset_every=50) for rounds in (200, 800)]
     never = [tracker_error(rounds, reset_every=0) for rounds in (200, 800)]

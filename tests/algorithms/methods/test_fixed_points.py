@@ -28,14 +28,14 @@ STAY = ["dsgda_gt", "f2ba", "mdbo", "sldbo", "vrdbo"]
 @pytest.mark.parametrize("name", NETWORKED)
 def test_claims_hold_on_other_networks(name: str, topology: str) -> None:
     """From the common start every node arrives where the algorithm claims, or stops at a floor that shrinks."""
-    assert verify(algorithms()[name], topology).off == ()
+    assert verify(algorithms()[name], topology).failures == ()
 
 
 def point(problem: QuadraticProblem, name: str, cfg: Any) -> Array:
     """Where the algorithm should end, in closed form."""
     claim = algorithms()[name].claim
     assert claim is not None
-    return problem.zero_of(lambda x: claim.limit.hypergradient(problem, cfg, x))
+    return problem.find_zero(lambda x: claim.limit.hypergradient(problem, cfg, x))
 
 
 def distance(engine: LocalEngine, target: Array) -> float:
@@ -46,26 +46,26 @@ def distance(engine: LocalEngine, target: Array) -> float:
 
 
 def test_the_points_differ(lab: Any) -> None:
-    """Control: the points that the methods are held against are not one and the same, two methods' kind aside."""
+    """Control: the limits that methods are compared with differ from one another."""
     problem = lab.quadratic()
     names = ["sldbo", "dsgda_gt", "mdbo", "gossip_dsbo", "bome"]
     points = [point(problem, name, lab.config(name)) for name in names]
-    apart = [np.linalg.norm(a - b) / np.linalg.norm(a) for i, a in enumerate(points) for b in points[:i]]
-    assert min(apart) > 0.01
+    distances = [np.linalg.norm(a - b) / np.linalg.norm(a) for i, a in enumerate(points) for b in points[:i]]
+    assert min(distances) > 0.01
 
 
 def at_rest(lab: Any, name: str, topology: str) -> tuple[LocalEngine, Array]:
     """The engine with every node at the method's point and trackers at 0, the means of the local directions there."""
     problem, cfg = lab.quadratic(), lab.config(name)
     engine = lab.engine(name, cfg, problem, topology)
-    host = engine.hosts[0]
-    shard, nodes, target = host.shard, len(host.ids), point(problem, name, cfg)
+    block = engine.local_blocks[0]
+    shard, nodes, target = block.shard, len(block.ids), point(problem, name, cfg)
 
     def rows(v: Array) -> Array:
         return np.tile(v, (nodes, 1))
 
     x, y = rows(target), rows(problem.y_star(target))
-    start = host.state
+    start = block.state
     if name == "sldbo":
         v = rows(np.linalg.solve(problem.hessians.mean(0), problem.y_star(target) - problem.t.mean(0)))
         local = Directions(
@@ -77,7 +77,7 @@ def at_rest(lab: Any, name: str, topology: str) -> tuple[LocalEngine, Array]:
         u, v = shard.f_x(x, y) - shard.g_xy(x, y, p), shard.g_y(x, y)
         state = replace(start, x=x, y=y, u=u, v=v, zf=0 * x, zg=0 * y)
     else:
-        _, y_pen, z_pen = problem.penalty_solution(cfg.lam)
+        _, y_pen, z_pen = problem.penalty_minimisers(cfg.lam)
         y, z = rows(y_pen), rows(z_pen)
         u = shard.f_x(x, y) + cfg.lam * (shard.g_x(x, y) - shard.g_x(x, z))
         if name == "f2ba":
@@ -85,7 +85,7 @@ def at_rest(lab: Any, name: str, topology: str) -> tuple[LocalEngine, Array]:
         else:
             parts = Triple(x=u, y=shard.f_y(x, y) / cfg.lam + shard.g_y(x, y), z=shard.g_y(x, z))
             state = replace(start, x=x, y=y, z=z, local=parts, track=Triple(x=0 * x, y=0 * y, z=0 * z))
-    host.state = state
+    block.state = state
     return engine, target
 
 

@@ -1,4 +1,4 @@
-"""MA-DSBO and its tracked variant: what HIGP computes and sends, and what the moving average remembers."""
+"""MA-DSBO and its tracked variant: what HIGP computes and sends, and what the moving average contains."""
 
 from typing import Any
 
@@ -13,18 +13,18 @@ Array = Any
 def drive_higp(
     lab: Any, steps: int, topology: str = "erdos_renyi", **changes: Any
 ) -> tuple[Array, list[dict[str, Array]], Any]:
-    """HIGP at a random common (x, y): its answer, all that it sent, and the problem."""
+    """Run HIGP at a random common (x, y); return its result, all that it sent, and the problem."""
     problem = lab.quadratic()
     shard, weights = problem.shard(range(6)), lab.network(topology).weights
     rng = np.random.default_rng(1)
     x, y = (np.tile(rng.standard_normal(dim), (6, 1)) for dim in (3, 5))
     cfg = lab.config("madsbo", higp_steps=steps, eta_z=0.1, **changes)
-    coroutine, sent, answer = madsbo.higp(shard, cfg, x, y), [], None
+    coroutine, sent, sums = madsbo.higp(shard, cfg, x, y), [], None
     try:
         while True:
-            packet = {name: message.values for name, message in coroutine.send(answer).channels.items()}
+            packet = {name: message.values for name, message in coroutine.send(sums).channels.items()}
             sent.append({"b": shard.f_y(x, y), **packet})
-            answer = tuple(weights @ rows for rows in packet.values())
+            sums = tuple(weights @ rows for rows in packet.values())
     except StopIteration as end:
         return end.value, sent, problem
 
@@ -51,7 +51,7 @@ def test_higp_solves_the_mean_system(lab: Any, topology: str) -> None:
 
 
 def test_zero_is_not_sent(lab: Any) -> None:
-    """HIGP's first packet carries the tracker only: z is 0 there, and everyone knows."""
+    """HIGP's first packet contains the tracker only: z is 0 there on every node."""
     _, sent, _ = drive_higp(lab, steps=3)
     assert [sorted(packet) for packet in sent] == [["b", "q0"], ["b", "q", "z"], ["b", "q", "z"]]
 
@@ -67,10 +67,10 @@ def test_table_1_convention(lab: Any, name: str, y_vectors: int) -> None:
 def test_moving_average(lab: Any) -> None:
     """r is the average of the local hypergradients with weights θ (1 − θ)^k, and x steps along last round's r."""
     engine = lab.engine("madsbo", lab.config("madsbo", theta=0.25, higp_steps=1, inner_steps=1), rounds=3)
-    host = engine.hosts[0]
-    before = host.state
+    block = engine.local_blocks[0]
+    before = block.state
     engine.advance(4)
-    after, shard, cfg = host.state, host.shard, host.config
+    after, shard, cfg = block.state, block.shard, block.config
     z = cfg.eta_z * shard.f_y(before.x, after.y)     # HIGP's first step from z = 0
     u = shard.f_x(before.x, after.y) - shard.g_xy(before.x, after.y, z)
     np.testing.assert_allclose(after.r, 0.75 * before.r + 0.25 * u, rtol=0, atol=1e-13)
@@ -83,7 +83,7 @@ def test_tracked_y_follows_the_mean_gradient(lab: Any) -> None:
     for round_ in range(1, 8):
         x = engine.rows("x")
         engine.advance(round_)
-        state, shard = engine.hosts[0].state, engine.hosts[0].shard
+        state, shard = engine.local_blocks[0].state, engine.local_blocks[0].shard
         np.testing.assert_allclose(state.s.mean(0), shard.g_y(x, state.y).mean(0), rtol=0, atol=1e-12)
 
 

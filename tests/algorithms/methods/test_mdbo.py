@@ -7,7 +7,7 @@ import pytest
 
 from dbo.algorithms.methods import mdbo, vrdbo
 from dbo.algorithms.parts.neumann import hypergradient, sample_lengths, sampled_inverse, truncated_inverse
-from dbo.algorithms.rng import Draws, draws
+from dbo.algorithms.rng import Key, round_key
 
 Array = Any
 
@@ -54,7 +54,7 @@ def test_sampled_inverse_is_one_term_per_row(point: Any) -> None:
 
 
 def test_sampled_inverse_is_right_on_average(point: Any) -> None:
-    """The mean over J_i = 0 … J − 1 is the truncated series: drawing from {0 … J} with factor J would not be."""
+    """The mean over J_i = 0 … J − 1 is the truncated series: sampling from {0 … J} with factor J would not be."""
     _, shard, x, y, b = point
     mean = sum(sampled_inverse(shard, x, y, b, np.full(6, length), 5, 1.3) for length in range(5)) / 5
     np.testing.assert_allclose(mean, truncated_inverse(shard, x, y, b, 5, 1.3), rtol=1e-12)
@@ -62,11 +62,11 @@ def test_sampled_inverse_is_right_on_average(point: Any) -> None:
 
 def test_lengths_depend_on_node_and_round_only() -> None:
     """J_i lies in {0 … J − 1}, takes every value, differs between nodes and rounds, and not with packing."""
-    drawn = np.array([sample_lengths(Draws(7, np.arange(6), round_), 5) for round_ in range(50)])
-    assert set(drawn.ravel()) == set(range(5))
-    assert len({tuple(row) for row in drawn}) > 40
-    alone = [sample_lengths(Draws(7, np.array([3]), round_), 5)[0] for round_ in range(50)]
-    np.testing.assert_array_equal(drawn[:, 3], alone)
+    sampled = np.array([sample_lengths(Key(7, np.arange(6), round_), 5) for round_ in range(50)])
+    assert set(sampled.ravel()) == set(range(5))
+    assert len({tuple(row) for row in sampled}) > 40
+    alone = [sample_lengths(Key(7, np.array([3]), round_), 5)[0] for round_ in range(50)]
+    np.testing.assert_array_equal(sampled[:, 3], alone)
 
 
 @pytest.mark.parametrize("name", ["mdbo", "vrdbo"])
@@ -76,15 +76,15 @@ def test_tracker_means_are_the_estimates_means(lab: Any, name: str, neumann: str
     engine = lab.engine(name, lab.config(name, neumann=neumann), topology="erdos_renyi")
     for round_ in range(1, 8):
         engine.advance(round_)
-        state = engine.hosts[0].state
+        state = engine.local_blocks[0].state
         np.testing.assert_allclose(state.zf.mean(0), state.u.mean(0), rtol=0, atol=1e-12)
         np.testing.assert_allclose(state.zg.mean(0), state.v.mean(0), rtol=0, atol=1e-12)
 
 
 def local_hypergradient(engine: Any) -> Array:
     """From the present (x, y), deterministic series."""
-    state, cfg, shard = engine.hosts[0].state, engine.hosts[0].config, engine.hosts[0].shard
-    key = Draws(0, np.arange(6), 0)
+    state, cfg, shard = engine.local_blocks[0].state, engine.local_blocks[0].config, engine.local_blocks[0].shard
+    key = Key(0, np.arange(6), 0)
     return hypergradient(
         shard, state.x, state.y, key, neumann="deterministic", terms=cfg.neumann_terms, lipschitz=cfg.lipschitz
     )
@@ -95,7 +95,7 @@ def test_full_batch_vrdbo_estimates_are_exact(lab: Any) -> None:
     engine = lab.engine("vrdbo")
     for round_ in range(1, 8):
         engine.advance(round_)
-        state, shard = engine.hosts[0].state, engine.hosts[0].shard
+        state, shard = engine.local_blocks[0].state, engine.local_blocks[0].shard
         np.testing.assert_allclose(state.u, local_hypergradient(engine), rtol=0, atol=1e-12)
         np.testing.assert_allclose(state.v, shard.g_y(state.x, state.y), rtol=0, atol=1e-12)
 
@@ -104,41 +104,41 @@ def test_mdbo_estimates_lag_behind(lab: Any) -> None:
     """Momentum: U moves by the share α η from its last value to the new hypergradient."""
     config = lab.config("mdbo", eta=0.3, alpha_x=0.5)
     engine = lab.engine("mdbo", config, rounds=3)
-    before = engine.hosts[0].state.u
+    before = engine.local_blocks[0].state.u
     engine.advance(4)
     new = local_hypergradient(engine)
-    np.testing.assert_allclose(engine.hosts[0].state.u, 0.85 * before + 0.15 * new, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(engine.local_blocks[0].state.u, 0.85 * before + 0.15 * new, rtol=0, atol=1e-12)
     assert np.abs(new - before).max() > 1e-3
 
 
-def test_vrdbo_takes_the_same_draws_at_both_points(lab: Any) -> None:
+def test_vrdbo_uses_the_same_samples_at_both_points(lab: Any) -> None:
     """With one J_i at the new and at the old point, U − U_before is the exact difference where the correction is weak.
 
-    With two draws it would jump by the difference of two random terms, even between points that are the same.
+    With two samples it would change by the difference of two random terms, even between points that are the same.
     """
     config = lab.config("vrdbo", neumann="sampled", beta_x=1e-9, beta_y=1e-9, alpha_x=1e-9)
     engine = lab.engine("vrdbo", config)
-    before = engine.hosts[0].state.u
+    before = engine.local_blocks[0].state.u
     engine.advance(1)
-    np.testing.assert_allclose(engine.hosts[0].state.u, before, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(engine.local_blocks[0].state.u, before, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(("name", "twice"), [("mdbo", 1), ("vrdbo", 2)])
 @pytest.mark.parametrize("blocks", [[[0, 1, 2, 3, 4, 5]], [[i] for i in range(6)], [[3], [0, 1, 2], [4, 5]]], ids=len)
-def test_sampled_oracle_counts_are_the_drawn_ones(lab: Any, name: str, twice: int, blocks: list[list[int]]) -> None:
-    """J_i (VRDBO: at two points) per node and round, however nodes are packed; told is the node with the most."""
+def test_oracle_counts_are_the_sampled_lengths(lab: Any, name: str, twice: int, blocks: list[list[int]]) -> None:
+    """J_i (VRDBO: at two points) per node and round, however nodes are packed; the maximum over nodes is reported."""
     config = lab.config(name, neumann="sampled")
     engine = lab.engine(name, config, blocks=blocks, rounds=20)
     shard = lab.quadratic().shard(range(6))
-    drawn = np.zeros(6, dtype=np.int64)
+    sampled = np.zeros(6, dtype=np.int64)
     for round_ in range(21):
         times = twice if round_ else 1                     # the start has one point
-        drawn += times * sample_lengths(draws(shard, np.full((6, 1), round_)), config.neumann_terms)
-    assert len(set(drawn)) > 1
-    assert engine.counters()["hvp_calls"] == drawn.max()
+        sampled += times * sample_lengths(round_key(shard, np.full((6, 1), round_)), config.neumann_terms)
+    assert len(set(sampled)) > 1
+    assert engine.counters()["hvp_calls"] == sampled.max()
     assert engine.counters()["jvp_calls"] == 20 * twice + 1
-    counted = {i: int(n) for host in engine.hosts for i, n in zip(host.ids, host.shard.calls[1], strict=True)}
-    assert [counted[i] for i in range(6)] == drawn.tolist()
+    counted = {i: int(n) for block in engine.local_blocks for i, n in zip(block.ids, block.shard.calls[1], strict=True)}
+    assert [counted[i] for i in range(6)] == sampled.tolist()
 
 
 def test_table_1_convention(lab: Any) -> None:
@@ -148,7 +148,7 @@ def test_table_1_convention(lab: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "values", "says"),
+    ("config", "values", "message"),
     [
         (mdbo.Config, {"alpha_x": 5.0, "eta": 0.3}, "alpha_x, eta: alpha_x * eta must be below 1, got 5.0 * 0.3"),
         (mdbo.Config, {"alpha_y": 10.0, "eta": 0.1}, "alpha_y, eta: alpha_y * eta must be below 1, got 10.0 * 0.1"),
@@ -156,11 +156,11 @@ def test_table_1_convention(lab: Any) -> None:
         (vrdbo.Config, {"alpha_y": 9.5, "eta": 0.4}, "alpha_y, eta: alpha_y * eta² must be below 1, got 9.5 * 0.4²"),
     ],
 )
-def test_weights_outside_the_theory_are_refused(config: Any, values: dict[str, float], says: str) -> None:
+def test_weights_outside_the_theory_are_refused(config: Any, values: dict[str, float], message: str) -> None:
     """α η < 1 for MDBO and α η² < 1 for VRDBO: the message names fields, values and what is allowed."""
     with pytest.raises(ValueError, match="must be below 1") as error:
         config(**values)
-    assert str(error.value) == says
+    assert str(error.value) == message
 
 
 def test_vrdbo_allows_what_mdbo_does_not() -> None:

@@ -1,8 +1,8 @@
-"""Every algorithm against its own lines, written a second time with a dense W and nothing else of this project.
+"""Compare every algorithm with a second implementation of its pseudo-code, with a dense W and without the engine.
 
-The references follow the pseudo-code: stacked rows, `w @ rows` for Σ_j w_ij (·)_j, local oracles. Two things make the
-comparison see what closed forms on a quadratic cannot: no two numbers of a configuration are alike, and all derivatives
-of the problem, second ones included, depend on the point at which they are taken.
+The references follow the pseudo-code: stacked rows, `w @ rows` for Σ_j w_ij (·)_j, local oracles. The comparison
+detects errors that closed forms on a quadratic cannot: all numbers of a configuration differ, and all derivatives of
+the problem, second ones included, depend on the point at which they are taken.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +18,14 @@ import pytest
 from dbo.algorithms.compression.compressors import RandK, TopK
 from dbo.algorithms.registry import algorithms
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import PooledShard, pooled
-from dbo.platform.network.topology import TOPOLOGIES, network, single_node
+from dbo.platform.engine.shard_wrappers import pool_nodes, pool_shard
+from dbo.platform.network.topology import TOPOLOGIES, build_network, single_node
 from dbo.tasks.api import Shard
 
 Array = Any
 Rows = dict[str, Array]
 NODES, DIM_X, DIM_Y, ROUNDS = 6, 3, 7, 6
-GRAPH = network(TOPOLOGIES["erdos_renyi"]().graph(NODES, 0))
+GRAPH = build_network(TOPOLOGIES["erdos_renyi"]().graph(NODES, 0))
 
 
 # ---- the problem ---------------------------------------------------------------------------------------------------
@@ -53,29 +53,29 @@ class BentShard(Shard):
         return np.log(np.cosh(self._inside(x, y)[0])).sum(1) + 0.5 * self.mu * (y * y).sum(1)
 
     def f_x(self, x: Array, y: Array) -> Array:
-        return self.rho * x - times(turned(self.tx), np.tanh(self._inside(x, y)[1]))
+        return self.rho * x - times(transposed(self.tx), np.tanh(self._inside(x, y)[1]))
 
     def f_y(self, x: Array, y: Array) -> Array:
         return np.tanh(self._inside(x, y)[1])
 
     def g_x(self, x: Array, y: Array) -> Array:
-        return -times(turned(self.b), np.tanh(self._inside(x, y)[0]))
+        return -times(transposed(self.b), np.tanh(self._inside(x, y)[0]))
 
     def g_y(self, x: Array, y: Array) -> Array:
-        return times(turned(self.cy), np.tanh(self._inside(x, y)[0])) + self.mu * y
+        return times(transposed(self.cy), np.tanh(self._inside(x, y)[0])) + self.mu * y
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        return times(turned(self.cy), times(self.cy, v) / np.cosh(self._inside(x, y)[0]) ** 2) + self.mu * v
+        return times(transposed(self.cy), times(self.cy, v) / np.cosh(self._inside(x, y)[0]) ** 2) + self.mu * v
 
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
-        return -times(turned(self.b), times(self.cy, v) / np.cosh(self._inside(x, y)[0]) ** 2)
+        return -times(transposed(self.b), times(self.cy, v) / np.cosh(self._inside(x, y)[0]) ** 2)
 
 
 def times(matrices: Array, rows: Array) -> Array:
     return (matrices @ rows[:, :, None])[:, :, 0]
 
 
-def turned(matrices: Array) -> Array:
+def transposed(matrices: Array) -> Array:
     return np.swapaxes(matrices, 1, 2)
 
 
@@ -91,7 +91,7 @@ class Bent:
             "cy": np.eye(DIM_Y) + 0.2 * draw((NODES, DIM_Y, DIM_Y)), "b": 0.6 * draw((NODES, DIM_Y, DIM_X)),
             "c": draw((NODES, DIM_Y)), "tx": 0.4 * draw((NODES, DIM_Y, DIM_X)), "t": draw((NODES, DIM_Y)),
         }
-        self.evaluate = self.extra = self.describe = None    # nobody asks
+        self.evaluate = self.task_metrics = self.penalty_solution = self.describe = None    # not needed
 
     def shard(self, ids: Sequence[int]) -> BentShard:
         rows = np.asarray(ids, dtype=np.int64)
@@ -133,7 +133,7 @@ def penalty(s: Shard, cfg: Any) -> tuple[Callable[..., Array], Callable[..., Arr
     )
 
 
-def top(rows: Array, ratio: float) -> Array:
+def keep_top(rows: Array, ratio: float) -> Array:
     """Of every row its ⌊ratio · d⌋ largest entries by magnitude, of equal ones the first."""
     kept = np.zeros_like(rows)
     for row, out in zip(rows, kept, strict=True):
@@ -142,8 +142,8 @@ def top(rows: Array, ratio: float) -> Array:
     return kept
 
 
-def drawn(s: Shard, rows: Array, ratio: float, t: int, step: int, channel: str) -> Array:
-    """Of every row ⌊ratio · d⌋ entries by the node's own draw for this round, inner step and channel."""
+def keep_sampled(s: Shard, rows: Array, ratio: float, t: int, step: int, channel: str) -> Array:
+    """Of every row ⌊ratio · d⌋ entries, sampled with the node's key for this round, inner step and channel."""
     kept = np.zeros_like(rows)
     for node, row, out in zip(s.ids, rows, kept, strict=True):
         key = [s.seed, crc32(f"rand_k {channel}".encode()), node, t, step]
@@ -153,10 +153,10 @@ def drawn(s: Shard, rows: Array, ratio: float, t: int, step: int, channel: str) 
     return kept
 
 
-def compressed(s: Shard, cfg: Any, rows: Array, t: int, step: int, channel: str) -> Array:
+def compress(s: Shard, cfg: Any, rows: Array, t: int, step: int, channel: str) -> Array:
     if isinstance(cfg.compressor, RandK):
-        return drawn(s, rows, cfg.compressor.ratio, t, step, channel)
-    return top(rows, cfg.compressor.ratio)
+        return keep_sampled(s, rows, cfg.compressor.ratio, t, step, channel)
+    return keep_top(rows, cfg.compressor.ratio)
 
 
 def c2dfb(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
@@ -178,11 +178,11 @@ def c2dfb(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
                 track[loop], last[loop] = track[loop] + new - last[loop], new
             for k in range(cfg.inner_steps):
                 d[loop] = d[loop] + cfg.gamma_in * lap @ d_hat[loop] - cfg.eta_in * track[loop]
-                d_hat[loop] = d_hat[loop] + compressed(s, cfg, d[loop] - d_hat[loop], t, k, f"{loop}_d")
+                d_hat[loop] = d_hat[loop] + compress(s, cfg, d[loop] - d_hat[loop], t, k, f"{loop}_d")
                 new = gradients[loop](x, d[loop])
                 track[loop] = track[loop] + cfg.gamma_in * lap @ s_hat[loop] + new - last[loop]
                 last[loop] = new
-                s_hat[loop] = s_hat[loop] + compressed(s, cfg, track[loop] - s_hat[loop], t, k, f"{loop}_s")
+                s_hat[loop] = s_hat[loop] + compress(s, cfg, track[loop] - s_hat[loop], t, k, f"{loop}_s")
         u, u_old = upper(x, d["y"], d["z"]), u
         s_x = s_x + cfg.gamma_out * mixed + u - u_old
 
@@ -194,20 +194,20 @@ def c2dfb_nc(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
     d = dict.fromkeys("yz", s.y0)
     track = {loop: gradients[loop](x, s.y0) for loop in "yz"}
     last = dict(track)
-    said, error = ({loop + part: 0 * s.y0 for loop in "yz" for part in "ds"} for _ in range(2))
+    sent, error = ({loop + part: 0 * s.y0 for loop in "yz" for part in "ds"} for _ in range(2))
     s_x = u = upper(x, s.y0, s.y0)
 
     def mixed(loop: str, part: str, rows: Array) -> Array:
         """Σ_j w_ij (M_j − M_i), or Σ_j w_ij (M_j − v_i) with the node's own vector."""
-        message = said[loop + part]
+        message = sent[loop + part]
         return lap @ message if cfg.mixing == "messages" else w @ message - rows
 
     at = (0, 0)      # round and inner step
 
-    def say(loop: str, part: str, rows: Array) -> None:
+    def send(loop: str, part: str, rows: Array) -> None:
         due = rows + error[loop + part]
-        said[loop + part] = compressed(s, cfg, due, *at, f"{loop}_{part}")
-        error[loop + part] = due - said[loop + part]
+        sent[loop + part] = compress(s, cfg, due, *at, f"{loop}_{part}")
+        error[loop + part] = due - sent[loop + part]
 
     for t in count():
         yield {"x": x, "y": d["y"], "z": d["z"], "direction": s_x, "loop_y.s.v": track["y"], "loop_z.s.v": track["z"]}
@@ -219,11 +219,11 @@ def c2dfb_nc(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
             for k in range(cfg.inner_steps):
                 at = (t, k)
                 d[loop] = d[loop] + cfg.gamma_in * mixed(loop, "d", d[loop]) - cfg.eta_in * track[loop]
-                say(loop, "d", d[loop])
+                send(loop, "d", d[loop])
                 new = gradients[loop](x, d[loop])
                 track[loop] = track[loop] + cfg.gamma_in * mixed(loop, "s", track[loop]) + new - last[loop]
                 last[loop] = new
-                say(loop, "s", track[loop])
+                send(loop, "s", track[loop])
         u, u_old = upper(x, d["y"], d["z"]), u
         s_x = s_x + cfg.gamma_out * mixed_x + u - u_old
 
@@ -268,7 +268,7 @@ def series(s: Shard, x: Array, y: Array, b: Array, cfg: Any) -> Array:
 
 
 def one_term(s: Shard, x: Array, y: Array, b: Array, cfg: Any, t: int) -> Array:
-    """(J/L) (I − H/L)^{J_i} b, J_i from {0 … J − 1} by the node's own draw in round t."""
+    """(J/L) (I − H/L)^{J_i} b, J_i from {0 … J − 1}, sampled with the node's key of round t."""
     p = b
     lengths = [
         np.random.default_rng([s.seed, crc32(b"neumann"), node, t, 0]).integers(cfg.neumann_terms) for node in s.ids
@@ -280,7 +280,7 @@ def one_term(s: Shard, x: Array, y: Array, b: Array, cfg: Any, t: int) -> Array:
 
 
 def mdbo(s: Shard, w: Array, cfg: Any, reduced: bool = False) -> Iterator[Rows]:
-    """Momentum, or variance reduction with the same draws at the old point; trackers of both estimates."""
+    """Momentum, or variance reduction with the same samples at the old point; trackers of both estimates."""
     lap, x, y, t = w - np.eye(len(w)), s.x0, s.y0, 0
 
     def hypergradient(x: Array, y: Array) -> Array:
@@ -308,7 +308,7 @@ def vrdbo(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
     return mdbo(s, w, cfg, reduced=True)
 
 
-def tracked(w: Array, start: Sequence[Array], steps: Sequence[float], directions: Any, project: Any) -> Any:
+def track(w: Array, start: Sequence[Array], steps: Sequence[float], directions: Any, project: Any) -> Any:
     """For each variable var ← W var − step · T, then T ← W T + D_new − D_old; T = D at the start."""
     variables = list(start)
     trackers = old = directions(*variables)
@@ -327,7 +327,7 @@ def dsgda_gt(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         return [upper(x, y, z), y_gradient(x, y), s.g_y(x, z)]
 
     steps = (cfg.eta_x, cfg.eta_y, cfg.eta_z)
-    for (x, y, z), trackers in tracked(w, (s.x0, s.y0, s.y0), steps, directions, lambda z: z):
+    for (x, y, z), trackers in track(w, (s.x0, s.y0, s.y0), steps, directions, lambda z: z):
         yield {"x": x, "y": y, "z": z, "direction": trackers[0]}
 
 
@@ -341,7 +341,7 @@ def sldbo(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         return v * np.minimum(1, cfg.radius / np.linalg.norm(v, axis=1, keepdims=True))
 
     steps = (cfg.eta_x, cfg.eta_y, cfg.eta_v)
-    for (x, y, v), trackers in tracked(w, (s.x0, s.y0, 0 * s.y0), steps, lambda *at: soba(s, *at), project):
+    for (x, y, v), trackers in track(w, (s.x0, s.y0, 0 * s.y0), steps, lambda *at: soba(s, *at), project):
         yield {"x": x, "y": y, "v": v, "direction": trackers[0]}
 
 
@@ -411,7 +411,7 @@ HIGP = {"inner_steps": 3, "higp_steps": 4, "eta_x": 0.11, "eta_y": 0.23, "eta_z"
 MOMENTUM = {
     "eta": 0.3, "beta_x": 0.4, "beta_y": 0.6, "alpha_x": 0.7, "alpha_y": 1.3, "neumann_terms": 6, "lipschitz": 2.6
 }
-# Stable on the problem above, and no two numbers of one configuration alike.
+# Stable on the problem above; all numbers of one configuration differ.
 STEPS: dict[str, dict[str, Any]] = {
     "c2dfb": COMPRESSED,
     "c2dfb_nc": COMPRESSED,
@@ -445,20 +445,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
 IDLE = {"vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"}}
 
 
-def configured(label: str) -> tuple[str, Any]:
+def configure(label: str) -> tuple[str, Any]:
     """The algorithm's name, and its configuration."""
     name, changes = VARIANTS[label]
     if name not in REFERENCES or name not in STEPS:
-        missing = "it has no reference here: write its lines with a dense W, and give it steps that all differ"
+        missing = "it has no reference here: write its pseudo-code with a dense W, and give it steps that all differ"
         pytest.fail(f"{name}: {missing}", pytrace=False)
     return name, algorithms()[name].config(**STEPS[name] | changes)
 
 
 def reference(name: str, config: Any) -> list[Rows]:
-    """What the algorithm's own lines give, at the start and after each round."""
+    """Return the rows of the second implementation, at the start and after each round."""
     shard, w = Bent().shard(range(NODES)), GRAPH.weights.toarray()
     if algorithms()[name].single_machine:
-        shard, w = PooledShard(shard), np.eye(1)
+        shard, w = pool_shard(shard), np.eye(1)
     return list(islice(REFERENCES[name](shard, w, config), ROUNDS + 1))
 
 
@@ -467,23 +467,23 @@ def error(label: str, config: Any, expected: list[Rows]) -> float:
     name, _ = VARIANTS[label]
     algorithm, problem, graph = algorithms()[name], Bent(), GRAPH
     if algorithm.single_machine:
-        problem, graph = pooled(problem), single_node()
+        problem, graph = pool_nodes(problem), single_node()
     engine, largest = LocalEngine(algorithm, config, problem, graph, [range(graph.nodes)]), 0.0
     for round_, rows in enumerate(expected):
         if round_:
             engine.advance(round_)
         assert rows.keys() >= {"x", "y", "direction"}
         for part, row in rows.items():
-            found = attrgetter(part)(engine.hosts[0].state)
+            found = attrgetter(part)(engine.local_blocks[0].state)
             assert found.shape == row.shape
             largest = max(largest, np.abs(found - row).max() / max(np.abs(row).max(), 1e-3))
     return largest
 
 
 @pytest.mark.parametrize("label", VARIANTS)
-def test_it_makes_the_iterates_of_its_pseudo_code(label: str) -> None:
+def test_iterates_are_those_of_the_pseudo_code(label: str) -> None:
     """On a random graph all nodes' x, y, direction and more agree with the reference in every round, to 1e-10."""
-    name, config = configured(label)
+    name, config = configure(label)
     expected = reference(name, config)
     assert error(label, config, expected) < 1e-10
     assert all(np.abs(expected[-1][part] - expected[0][part]).max() > 1e-2 for part in ("x", "y"))
@@ -495,9 +495,9 @@ def numbers(config: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("label", VARIANTS)
-def test_it_would_see_another_number(label: str) -> None:
-    """Control: no two numbers of a configuration are alike, and one that is 1 % off is seen in the iterates."""
-    name, config = configured(label)
+def test_another_number_is_detected(label: str) -> None:
+    """Control: all numbers of a configuration differ, and one that is 1 % off changes the iterates."""
+    name, config = configure(label)
     given = numbers(config)
     assert len({*given.values(), 1.0}) == len(given) + 1
     for changed in given.keys() - IDLE.get(label, set()):
@@ -506,32 +506,32 @@ def test_it_would_see_another_number(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", [label for label, (_, changes) in VARIANTS.items() if changes])
-def test_it_would_see_another_variant(label: str) -> None:
-    """Control: what a variant changes shows in the iterates."""
-    name, config = configured(label)
-    _, usual = configured(name)
-    assert error(label, config, reference(name, usual)) > 1e-6
+def test_another_variant_is_detected(label: str) -> None:
+    """Control: what a variant changes affects the iterates."""
+    name, config = configure(label)
+    _, default = configure(name)
+    assert error(label, config, reference(name, default)) > 1e-6
 
 
 @pytest.mark.parametrize("label", [label for label in VARIANTS if not algorithms()[VARIANTS[label][0]].single_machine])
-def test_it_would_see_another_network(label: str) -> None:
+def test_another_network_is_detected(label: str) -> None:
     """Control: a reference with a little less mixing is another one."""
-    name, config = configured(label)
+    name, config = configure(label)
     lazy = 0.99 * GRAPH.weights.toarray() + 0.01 * np.eye(NODES)
     expected = list(islice(REFERENCES[name](Bent().shard(range(NODES)), lazy, config), ROUNDS + 1))
     assert error(label, config, expected) > 1e-6
 
 
-def test_an_estimate_that_is_off_comes_back() -> None:
+def test_errors_of_estimates_decay() -> None:
     """VRDBO: errors of U and V shrink by 1 − α₁ η² and 1 − α₂ η² in a round, and that is all that happens to them."""
-    _, config = configured("vrdbo")
+    _, config = configure("vrdbo")
     engine = LocalEngine(algorithms()["vrdbo"], config, Bent(), GRAPH, [range(NODES)])
-    host, draw = engine.hosts[0], np.random.default_rng(3).standard_normal
+    block, draw = engine.local_blocks[0], np.random.default_rng(3).standard_normal
     off_u, off_v = draw((NODES, DIM_X)), draw((NODES, DIM_Y))
-    host.state = replace(host.state, u=host.state.u + off_u, v=host.state.v + off_v)
+    block.state = replace(block.state, u=block.state.u + off_u, v=block.state.v + off_v)
     engine.advance(1)
-    s, x, y = Bent().shard(range(NODES)), host.state.x, host.state.y
+    s, x, y = Bent().shard(range(NODES)), block.state.x, block.state.y
     exact_u, exact_v = s.f_x(x, y) - s.g_xy(x, y, series(s, x, y, s.f_y(x, y), config)), s.g_y(x, y)
     weight_u, weight_v = config.alpha_x * config.eta**2, config.alpha_y * config.eta**2
-    np.testing.assert_allclose(host.state.u - exact_u, (1 - weight_u) * off_u, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(host.state.v - exact_v, (1 - weight_v) * off_v, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(block.state.u - exact_u, (1 - weight_u) * off_u, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(block.state.v - exact_v, (1 - weight_v) * off_v, rtol=0, atol=1e-13)

@@ -7,13 +7,13 @@ import pytest
 
 from dbo.algorithms.compression.compressors import Identity
 from dbo.algorithms.methods import bome
-from dbo.platform.engine.shard_wrappers import pooled
+from dbo.platform.engine.shard_wrappers import pool_nodes
 
 
 @pytest.mark.parametrize("task", ["quadratic", "coefficient_tuning"])
 def test_f2ba_is_c2dfb_on_a_single_node(lab: Any, task: str) -> None:
-    """With nobody to talk to and nothing compressed, C²DFB makes F2BA's iterates."""
-    problem = pooled(lab.quadratic() if task == "quadratic" else lab.learning(task, "digits"))
+    """Without neighbours and without compression, C²DFB has F2BA's iterates."""
+    problem = pool_nodes(lab.quadratic() if task == "quadratic" else lab.learning(task, "digits"))
     steps = {"inner_steps": 5, "eta_in": 0.5, "eta_out": 0.5, "lam": 10.0}
     alone = lab.engine("f2ba", lab.algorithm("f2ba").config(**steps), problem, rounds=10)
     network = lab.engine("c2dfb", lab.algorithm("c2dfb").config(**steps, compressor=Identity()), problem, rounds=10)
@@ -25,7 +25,7 @@ def test_f2ba_is_c2dfb_on_a_single_node(lab: Any, task: str) -> None:
 def test_restarting_z_costs_the_exact_solution(lab: Any) -> None:
     """`z_start: y`, the authors' code: K steps from y are not enough for z, and the penalty solution is missed."""
     problem = lab.quadratic()
-    target = problem.penalty_solution(10.0)[0]
+    target = problem.penalty_solution(10.0)
     errors = {}
     for start in ("last", "y"):
         engine = lab.engine("f2ba", lab.config("f2ba", inner_steps=3, z_start=start), problem, rounds=400)
@@ -34,7 +34,7 @@ def test_restarting_z_costs_the_exact_solution(lab: Any) -> None:
 
 
 def random_point(lab: Any, scale: float = 1.0) -> tuple[Any, Any, Any]:
-    problem = pooled(lab.quadratic())
+    problem = pool_nodes(lab.quadratic())
     rng = np.random.default_rng(4)
     return problem.shard([0]), scale * rng.standard_normal((1, 3)), scale * rng.standard_normal((1, 5))
 
@@ -49,21 +49,21 @@ def gradient_of_q(shard: Any, cfg: Any, x: Any, y: Any) -> tuple[Any, Any, float
 @pytest.mark.parametrize("phi", ["value", "gradient"])
 @pytest.mark.parametrize("rate", [0.01, 1.0])
 @pytest.mark.parametrize("scale", [0.03, 1.0])
-def test_bome_makes_q_fall_at_the_rate_asked_for(lab: Any, phi: str, rate: float, scale: float) -> None:
+def test_bome_makes_q_decrease_at_the_required_rate(lab: Any, phi: str, rate: float, scale: float) -> None:
     """⟨∇q, ∇f + μ∇q⟩ ≥ φ with the least μ ≥ 0: equality, unless ∇f alone does it, and then μ = 0."""
     cfg = lab.config("bome", phi=phi, rate=rate, floor=1e-30)
     shard, x, y = random_point(lab, scale)
     d_x, d_y = bome.directions(shard, cfg, x, y)
     q_x, q_y, q = gradient_of_q(shard, cfg, x, y)
-    asked = rate * (q if phi == "value" else float((q_x**2).sum() + (q_y**2).sum()))
-    fall = float((q_x * d_x).sum() + (q_y * d_y).sum())
+    required = rate * (q if phi == "value" else float((q_x**2).sum() + (q_y**2).sum()))
+    decrease = float((q_x * d_x).sum() + (q_y * d_y).sum())
     f_x, f_y = shard.f_x(x, y), shard.f_y(x, y)
     alone = float((q_x * f_x).sum() + (q_y * f_y).sum())
-    if alone >= asked:
+    if alone >= required:
         np.testing.assert_array_equal(d_x, f_x)
         np.testing.assert_array_equal(d_y, f_y)
     else:
-        assert fall == pytest.approx(asked, rel=1e-9)
+        assert decrease == pytest.approx(required, rel=1e-9)
         mu = (d_y - f_y) / q_y
         np.testing.assert_allclose(mu, mu[0, 0], rtol=1e-9)
         assert mu[0, 0] > 0

@@ -30,7 +30,7 @@ def test_projection_keeps_v_in_the_ball(lab: Any) -> None:
     norms = []
     for round_ in range(1, 60):
         engine.advance(round_)
-        norms.append(np.linalg.norm(engine.hosts[0].state.v, axis=1).max())
+        norms.append(np.linalg.norm(engine.local_blocks[0].state.v, axis=1).max())
     assert max(norms) <= 0.05 * (1 + 1e-12)
     assert norms[-1] > 0.049
 
@@ -43,7 +43,7 @@ def test_tracker_means_are_the_directions_means(lab: Any, name: str, topology: s
     engine = lab.engine(name, lab.config(name, **changes), topology=topology)
     for round_ in range(1, 8):
         engine.advance(round_)
-        state = engine.hosts[0].state
+        state = engine.local_blocks[0].state
         for part in ("x", "y", "v" if name == "sldbo" else "z"):
             tracked, local = getattr(state.track, part), getattr(state.local, part)
             np.testing.assert_allclose(tracked.mean(0), local.mean(0), rtol=0, atol=1e-12)
@@ -88,11 +88,11 @@ def test_d_soba_variants_make_the_same_iterates(lab: Any) -> None:
 def test_d_soba_mixes_after_the_step(lab: Any) -> None:
     """x ← W (x − α h), y ← W (y − β D_y), v ← W (v − γ D_v), h ← (1 − θ) h + θ D_x, all from the same point."""
     engine = lab.engine("d_soba", rounds=3)
-    host, w = engine.hosts[0], lab.network().weights
-    before, cfg = host.state, host.config
-    d = directions(host.shard, before.x, before.y, before.v)
+    block, w = engine.local_blocks[0], lab.network().weights
+    before, cfg = block.state, block.config
+    d = directions(block.shard, before.x, before.y, before.v)
     engine.advance(4)
-    after = host.state
+    after = block.state
     np.testing.assert_allclose(after.x, w @ (before.x - cfg.eta_x * before.h), rtol=0, atol=1e-13)
     np.testing.assert_allclose(after.y, w @ (before.y - cfg.eta_y * d.y), rtol=0, atol=1e-13)
     np.testing.assert_allclose(after.v, w @ (before.v - cfg.eta_v * d.v), rtol=0, atol=1e-13)

@@ -1,0 +1,47 @@
+"""Everything that the author of an algorithm imports. `import dbo` offers the same names.
+
+    from dataclasses import dataclass
+    from dbo.algorithms.api import Array, Shard, algorithm, mix, param
+"""
+
+from dbo.algorithms.claims import (
+    AVERAGED_INVERSE,
+    LOCAL_INVERSE,
+    MINIMISER,
+    PENALTY,
+    TRUNCATED_INVERSE,
+    Claim,
+    Limit,
+    mean,
+)
+from dbo.algorithms.compression.compressors import (
+    COMPRESSORS,
+    Compressor,
+    Identity,
+    Qsgd,
+    RandK,
+    Sign,
+    TopK,
+)
+from dbo.algorithms.gossip import (
+    Message,
+    Mixed,
+    NotRowsError,
+    Outgoing,
+    Packed,
+    PackedRow,
+    PackedSum,
+    dense,
+    mix,
+)
+from dbo.algorithms.protocol import Array, Shard, State, WeightedGradient
+from dbo.algorithms.registry import Algorithm, algorithm, algorithms, counter
+from dbo.algorithms.rng import Key, round_key
+from dbo.parameters import param
+
+__all__ = [
+    "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
+    "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "NotRowsError", "Outgoing",
+    "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
+    "algorithm", "algorithms", "counter", "dense", "mean", "mix", "param", "round_key",
+]
