@@ -1,29 +1,39 @@
-"""What a task is to the rest of the house: a problem, cut into shards of rows that answer with f, g and derivatives.
+"""Define what a task author implements: data sets, partitions, tasks, problems and their oracles.
 
-The room's purpose is data and oracles. The way through it: a data set loads `Samples`, a partition deals them to the
-nodes, a task builds a `Problem` from both, `Problem.shard(ids)` gives the rows that one process hosts. Row i of every
-array belongs to node `ids[i]`, and no row ever influences another.
+A data set loads `Samples`. A partition assigns them to the nodes. A `Task` builds a `Problem` from both, and
+`Problem.shard(ids)` returns the rows that one block hosts. Row i of every array belongs to node `ids[i]`, and no row
+depends on another.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from hashlib import sha256
-from typing import Any, Protocol, Self, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
-# A numpy array on the CPU, a torch tensor on a GPU: the oracles find their functions by `array_namespace`.
-Array: TypeAlias = NDArray[Any]
-Features: TypeAlias = NDArray[Any] | sparse.csr_array
+from dbo.parameters import param
+from dbo.tasks.arrays import Array, convert_arrays, hash_arrays
+
+__all__ = [
+    "Array", "DataSet", "Direction", "Features", "Part", "Partition", "Problem", "Samples", "Setup", "Shard", "Task",
+    "WeightedGradient", "generator", "param",
+]
+
+Features: TypeAlias = Array | sparse.csr_array
+Direction: TypeAlias = Literal["max", "min"]    # which values of a metric are better
+# (x, y, f_weight, g_weight) → (nodes, dim_y) rows ∇_y (f_weight f_i + g_weight g_i), computed in one pass over the data
+WeightedGradient: TypeAlias = Callable[[Array, Array, float, float], Array]
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Samples with their labels: a row of `features` and a number in `labels` each."""
+    """Samples with their labels: a row of `features` and an entry of `labels` each."""
 
     features: Features
     labels: Array
@@ -32,18 +42,18 @@ class Part:
         return len(self.labels)
 
     def arrays(self) -> tuple[Array, ...]:
-        """All that the part consists of."""
+        """Return the plain arrays that the part consists of."""
         a = self.features
         return (a.data, a.indices, a.indptr, self.labels) if isinstance(a, sparse.csr_array) else (a, self.labels)
 
     def take(self, index: Array) -> "Part":
-        """The samples with these numbers, in this order."""
+        """Return the samples with these numbers, in this order."""
         return Part(self.features[index], self.labels[index])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """A prepared data set: the lower level learns on `train`, the upper level on `val`, nobody on `test`."""
+    """A prepared data set: `train` is for the lower level, `val` for the upper level, `test` for evaluation alone."""
 
     train: Part
     val: Part
@@ -55,26 +65,31 @@ class Samples:
         return self.train, self.val, self.test
 
     def describe(self) -> dict[str, Any]:
-        """Facts for the record."""
+        """Return the facts that a run records."""
         arrays = (array for part in self.parts for array in part.arrays())
-        return {"classes": self.classes, "test_size": len(self.test), "data_sha256": digest(arrays)}
-
-
-class Partition(Protocol):
-    """Deals samples to nodes: every sample to exactly one node, at least one sample to every node."""
-
-    def assign(self, labels: Array, nodes: int, rng: np.random.Generator) -> list[Array]: ...
+        return {"classes": self.classes, "test_size": len(self.test), "data_sha256": hash_arrays(arrays)}
 
 
 class DataSet(Protocol):
-    """Where samples come from; `data_dir` is where files lie already, None means the loader's own place."""
+    """A source of samples: a frozen dataclass of its parameters."""
 
-    def load(self, seed: int, data_dir: str | None) -> Samples: ...
+    def load(self, seed: int, data_dir: str | None) -> Samples:
+        """Load the samples; `data_dir` is a folder with existing files, None means the loader's own cache."""
+
+
+class Partition(Protocol):
+    """A rule that assigns every sample to exactly one node and at least one sample to every node."""
+
+    def assign(self, labels: Array, nodes: int, rng: np.random.Generator) -> list[Array]:
+        """Return the sample numbers of each node."""
+
+
+# ---- problems --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an experiment says besides the task's own parameters."""
+    """What an experiment sets besides the task's own parameters."""
 
     nodes: int
     seed: int
@@ -83,8 +98,8 @@ class Setup:
     data: DataSet | None = None
     data_dir: str | None = None
 
-    def samples(self) -> Samples:
-        """The data set's samples, for tasks that need one."""
+    def load_samples(self) -> Samples:
+        """Load the samples of the data set, for tasks that need one."""
         if self.data is None:
             raise ValueError("task.dataset: this task learns from data, but no data set was given")
         return self.data.load(self.seed, self.data_dir)
@@ -92,7 +107,7 @@ class Setup:
 
 @dataclass(frozen=True, eq=False)
 class Shard(ABC):
-    """The rows of a problem that one block holds: stacked rows in, stacked rows out."""
+    """The rows of a problem that one block hosts: its oracles take stacked rows and return stacked rows."""
 
     ids: Array    # (nodes,) network-wide numbers of these rows
     seed: int
@@ -113,11 +128,11 @@ class Shard(ABC):
 
     @abstractmethod
     def f(self, x: Array, y: Array) -> Array:
-        """(nodes,) upper-level values."""
+        """Return the (nodes,) upper-level values f_i(x_i, y_i)."""
 
     @abstractmethod
     def g(self, x: Array, y: Array) -> Array:
-        """(nodes,) lower-level values."""
+        """Return the (nodes,) lower-level values g_i(x_i, y_i)."""
 
     @abstractmethod
     def f_x(self, x: Array, y: Array) -> Array: ...
@@ -130,32 +145,25 @@ class Shard(ABC):
 
     @abstractmethod
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        """(nodes, dim_y) ∇²_yy g_i v_i."""
+        """Return the (nodes, dim_y) Hessian-vector products ∇²_yy g_i v_i."""
 
     @abstractmethod
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
-        """(nodes, dim_x) ∇²_xy g_i v_i = ∂/∂x ⟨∇_y g_i, v_i⟩."""
+        """Return the (nodes, dim_x) Jacobian-vector products ∇²_xy g_i v_i = ∂/∂x ⟨∇_y g_i, v_i⟩."""
+
+    @property
+    def h_y(self) -> WeightedGradient | None:
+        """The fused form of a weighted sum of f_y and g_y; None: the shard has none, add the two."""
+        return None
 
     def to(self, asarray: Callable[[Array], Any]) -> Self:
-        """The same shard with every floating array passed through `asarray`, e.g. `torch.asarray`."""
-        moved: Self = _moved(self, asarray)
-        return moved
-
-
-def _moved(thing: Any, asarray: Callable[[Array], Any]) -> Any:
-    if isinstance(thing, np.ndarray):
-        return asarray(thing) if thing.dtype.kind == "f" else thing
-    if isinstance(thing, tuple):
-        return tuple(_moved(part, asarray) for part in thing)
-    if sparse.issparse(thing):
-        raise ValueError("sparse features stay on the CPU: only dense data can move to another device")
-    if is_dataclass(thing) and not isinstance(thing, type):
-        return replace(thing, **{f.name: _moved(getattr(thing, f.name), asarray) for f in fields(thing) if f.init})
-    return thing
+        """Return the same shard with every floating array passed through `asarray`, e.g. `torch.asarray`."""
+        converted: Self = convert_arrays(self, asarray)
+        return converted
 
 
 class Problem(Protocol):
-    """All of a problem, before it is cut into blocks."""
+    """The problem of all nodes, before it is cut into blocks."""
 
     @property
     def nodes(self) -> int: ...
@@ -165,32 +173,34 @@ class Problem(Protocol):
     def dim_y(self) -> int: ...
 
     def shard(self, ids: Sequence[int]) -> Shard:
-        """The rows of these nodes, in this order."""
+        """Return the rows of these nodes, in this order."""
 
     def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
-        """Test metrics of any number of models, one per row; each answer is (rows,)."""
+        """Return the test metrics of any number of models, one model per row; each metric is (rows,)."""
 
-    def extra(self, x_mean: Array, y_mean: Array, lam: float | None) -> dict[str, float]:
-        """The task's own metrics of the mean model (1-d arrays); `lam` is the penalty of the method, if it has one."""
+    def task_metrics(self, x_mean: Array, y_mean: Array) -> dict[str, float]:
+        """Return the task's own metrics of the mean model (1-d arrays)."""
+        return {}
+
+    def penalty_solution(self, lam: float) -> Array | None:
+        """Return the x where min_y (f + λg) − λ min_z g is stationary; None if no closed form is known."""
+        return None
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able facts: dimensions, sizes per node, a digest of the data."""
+        """Return JSON-able facts: dimensions, samples per node, a hash of the data."""
+
+
+class Task(ABC):
+    """A task: a frozen dataclass of its parameters that builds a `Problem`."""
+
+    datasets: ClassVar[tuple[str, ...]] = ()                            # names that it accepts, the default first
+    dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}    # data set → parameters with another default
+    metrics: ClassVar[Mapping[str, Direction]]                          # metric → which values are better
+
+    @abstractmethod
+    def build(self, setup: Setup) -> Problem: ...
 
 
 def generator(seed: int, purpose: str, *more: int) -> np.random.Generator:
-    """The random numbers of one purpose: they depend on nothing but the seed, the purpose and the numbers after it."""
+    """Return the random generator of one purpose, keyed by the seed, the purpose and the numbers after it alone."""
     return np.random.default_rng([seed, crc32(purpose.encode()), *more])
-
-
-def stacked(row: Array, nodes: int) -> Array:
-    """A common start: the same row for every node, each with memory of its own."""
-    return np.tile(row, (nodes, 1))
-
-
-def digest(arrays: Iterable[Array]) -> str:
-    """sha256 of the prepared arrays: two runs with the same digest saw the same data in the same split."""
-    state = sha256()
-    for array in arrays:
-        state.update(f"{array.dtype}{array.shape}".encode())
-        state.update(np.ascontiguousarray(array).data)
-    return state.hexdigest()

@@ -1,17 +1,14 @@
-"""Who holds which samples: iid, by class, or Dirichlet.
+"""Assign samples to nodes: iid, by class, or Dirichlet.
 
-A partition sees labels and deals sample numbers. Train and validation samples are dealt separately by equal
-generators (`deal`), so a node that is home to a class, or drew much of it, has it on both levels.
+A partition sees labels and returns sample numbers. Train and validation samples are assigned separately by equal
+generators (`assign_samples`): a node with a large share of a class has that share on both levels.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Gt, Le
-from typing_extensions import Doc
 
-from dbo.tasks.api import Array, Partition, Samples, generator
+from dbo.tasks.api import Array, Partition, Samples, generator, param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,23 +24,23 @@ class Iid:
 class ByClass:
     """A share h of class c goes to its home node c mod m, the rest evenly to the other nodes."""
 
-    h: Annotated[float, Ge(0), Le(1), Doc("share of a class that its home node gets; 1/nodes is nearly iid")] = 0.8
+    h: float = param(0.8, ge=0, le=1, help="share of a class that its home node gets; 1/nodes is nearly iid")
 
     def assign(self, labels: Array, nodes: int, rng: np.random.Generator) -> list[Array]:
         _check_enough(labels, nodes)
-        owner = np.zeros(len(labels), dtype=np.int64)
-        held = np.zeros(nodes, dtype=np.int64)
+        node_of = np.zeros(len(labels), dtype=np.int64)
+        sizes = np.zeros(nodes, dtype=np.int64)
         for c in np.unique(labels) if nodes > 1 else ():
             samples = rng.permutation(np.flatnonzero(labels == c))
             home = int(c) % nodes
             at_home = round(self.h * len(samples))
             others = np.delete(np.arange(nodes), home)
-            # What does not divide evenly goes to those who hold least: this keeps sizes close and few nodes empty.
-            others = others[np.argsort(held[others], kind="stable")]
-            owner[samples[:at_home]] = home
-            owner[samples[at_home:]] = others[np.arange(len(samples) - at_home) % len(others)]
-            held += np.bincount(owner[samples], minlength=nodes)
-        parts = _by_owner(owner, nodes)
+            # The remainder goes to the smallest nodes: sizes stay close and few nodes stay empty.
+            others = others[np.argsort(sizes[others], kind="stable")]
+            node_of[samples[:at_home]] = home
+            node_of[samples[at_home:]] = others[np.arange(len(samples) - at_home) % len(others)]
+            sizes += np.bincount(node_of[samples], minlength=nodes)
+        parts = _group_by_node(node_of, nodes)
         empty = [node for node, part in enumerate(parts) if len(part) == 0]
         if empty:
             raise ValueError(
@@ -56,42 +53,42 @@ class ByClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dirichlet:
-    """Each class is spread over the nodes by shares drawn from a symmetric Dirichlet distribution."""
+    """Each class is spread over the nodes by shares sampled from a symmetric Dirichlet distribution."""
 
-    alpha: Annotated[float, Gt(0), Doc("concentration: small gives each node few classes, large is nearly iid")] = 0.5
+    alpha: float = param(0.5, gt=0, help="concentration: small gives each node few classes, large is nearly iid")
 
     def assign(self, labels: Array, nodes: int, rng: np.random.Generator) -> list[Array]:
         _check_enough(labels, nodes)
         # Shares first, shuffles second: equal generators then give train and validation the same shares.
         shares = rng.dirichlet(np.full(nodes, self.alpha), size=int(labels.max()) + 1)
-        owner = np.empty(len(labels), dtype=np.int64)
+        node_of = np.empty(len(labels), dtype=np.int64)
         for c in np.unique(labels):
             samples = rng.permutation(np.flatnonzero(labels == c))
             ends = np.round(np.cumsum(shares[c]) * len(samples)).astype(np.int64)
-            owner[samples] = np.searchsorted(ends[:-1], np.arange(len(samples)), side="right")
-        sizes = np.bincount(owner, minlength=nodes)
+            node_of[samples] = np.searchsorted(ends[:-1], np.arange(len(samples)), side="right")
+        sizes = np.bincount(node_of, minlength=nodes)
         for node in np.flatnonzero(sizes == 0):
-            richest = int(np.argmax(sizes))
-            owner[np.flatnonzero(owner == richest)[-1]] = node
-            sizes[richest] -= 1
+            largest = int(np.argmax(sizes))
+            node_of[np.flatnonzero(node_of == largest)[-1]] = node
+            sizes[largest] -= 1
             sizes[node] = 1
-        return _by_owner(owner, nodes)
+        return _group_by_node(node_of, nodes)
 
 
 PARTITIONS: dict[str, type[Partition]] = {"iid": Iid, "by_class": ByClass, "dirichlet": Dirichlet}
 
 
-def deal(samples: Samples, nodes: int, seed: int, partition: Partition) -> tuple[list[Array], list[Array]]:
-    """Sample numbers per node for train and for val, by the same rule and equal generators."""
+def assign_samples(samples: Samples, nodes: int, seed: int, partition: Partition) -> tuple[list[Array], list[Array]]:
+    """Return the sample numbers per node for train and for val, by the same rule and equal generators."""
     train, val = (
         partition.assign(part.labels, nodes, generator(seed, "partition")) for part in (samples.train, samples.val)
     )
     return train, val
 
 
-def _by_owner(owner: Array, nodes: int) -> list[Array]:
-    order = np.argsort(owner, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(owner, minlength=nodes))[:-1])
+def _group_by_node(node_of: Array, nodes: int) -> list[Array]:
+    order = np.argsort(node_of, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(node_of, minlength=nodes))[:-1])
 
 
 def _check_enough(labels: Array, nodes: int) -> None:

@@ -1,36 +1,32 @@
-"""Which tasks there are, and where to look.
+"""List the built-in tasks and data sets.
 
-    task                  x (upper level)                      y (lower level)    data
-    coefficient_tuning    a regularisation weight per feature  linear classifier  digits, newsgroups, synthetic_text
+    task                  x (upper level)                      y (lower level)    data sets
+    coefficient_tuning    regularisation coefficients          linear classifier  digits, newsgroups, synthetic_text
     hyper_representation  hidden layers of a perceptron        linear head        digits, mnist
-    quadratic             a vector                             a vector           none; solutions are known
+    quadratic             a vector                             a vector           none: solutions in closed form
 
-A task is a frozen dataclass of its parameters with `build(setup) -> Problem` (problem.py) and the names of the data
-sets it accepts in `datasets`; `usual` has defaults that depend on the data set. Data sets are listed in datasets.py,
-partitions in partitions.py; the stacked products that the learning tasks share are in stacking.py, the loss in
-softmax.py. To add a task, write its file and a line here.
+To add a task, write its module in problems/ and a line here; to add a data set, write its module in datasets/ and a
+line here. Partitions are listed in partitions.py.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
-
-from dbo.tasks.api import Problem, Setup
+from dbo.tasks.api import DataSet, Task
+from dbo.tasks.datasets.digits import Digits
+from dbo.tasks.datasets.mnist import Mnist
+from dbo.tasks.datasets.newsgroups import Newsgroups
+from dbo.tasks.datasets.synthetic_text import SyntheticText
 from dbo.tasks.problems.coefficient_tuning import CoefficientTuning
 from dbo.tasks.problems.hyper_representation import HyperRepresentation
 from dbo.tasks.problems.quadratic import Quadratic
-
-
-class Task(Protocol):
-    """What the catalog's classes have in common."""
-
-    datasets: ClassVar[tuple[str, ...]]                    # names it accepts; the first is the default
-    usual: ClassVar[Mapping[str, Mapping[str, Any]]]       # data set -> defaults that differ from the fields' own
-
-    def build(self, setup: Setup) -> Problem: ...
-
 
 TASKS: dict[str, type[Task]] = {
     "coefficient_tuning": CoefficientTuning,
     "hyper_representation": HyperRepresentation,
     "quadratic": Quadratic,
+}
+
+DATASETS: dict[str, type[DataSet]] = {
+    "digits": Digits,
+    "newsgroups": Newsgroups,
+    "mnist": Mnist,
+    "synthetic_text": SyntheticText,
 }

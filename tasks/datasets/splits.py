@@ -1,12 +1,12 @@
-"""Cutting a data set into train, validation and test, class by class."""
+"""Split a data set into train, validation and test, class by class."""
 
 import numpy as np
 
 from dbo.tasks.api import Array, Part, Samples, generator
 
 
-def stratified(labels: Array, fraction: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Sample numbers (rest, taken), both sorted: a share `fraction` of every class is taken, to the nearest sample."""
+def split_stratified(labels: Array, fraction: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return sample numbers (rest, taken), both sorted, with a share `fraction` of every class taken."""
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     sizes = np.bincount(labels)
@@ -15,15 +15,22 @@ def stratified(labels: Array, fraction: float, rng: np.random.Generator) -> tupl
     return np.sort(order[~taken]), np.sort(order[taken])
 
 
-def three_ways(everything: Part, classes: int, test_fraction: float, val_fraction: float, seed: int) -> Samples:
-    """First the test part is taken out, then a share `val_fraction` of what remains becomes the upper level's."""
-    rest, test = stratified(everything.labels, test_fraction, generator(seed, "split.test"))
-    return with_test(everything.take(rest), everything.take(test), classes, val_fraction, seed)
+def subsample(part: Part, share: float, seed: int, purpose: str) -> Part:
+    """Return a share of the samples of every class; all of them if the share is 1 or more."""
+    if share >= 1:
+        return part
+    return part.take(split_stratified(part.labels, share, generator(seed, purpose))[1])
 
 
-def with_test(rest: Part, test: Part, classes: int, val_fraction: float, seed: int) -> Samples:
-    """For data that comes with a test part of its own."""
-    train, val = stratified(rest.labels, val_fraction, generator(seed, "split.val"))
+def split_three_ways(part: Part, classes: int, test_fraction: float, val_fraction: float, seed: int) -> Samples:
+    """Take the test part out first, then a share `val_fraction` of the rest for the upper level."""
+    rest, test = split_stratified(part.labels, test_fraction, generator(seed, "split.test"))
+    return split_two_ways(part.take(rest), part.take(test), classes, val_fraction, seed)
+
+
+def split_two_ways(rest: Part, test: Part, classes: int, val_fraction: float, seed: int) -> Samples:
+    """Split `rest` into train and validation, for data with an official test part."""
+    train, val = split_stratified(rest.labels, val_fraction, generator(seed, "split.val"))
     samples = Samples(rest.take(train), rest.take(val), test, classes)
     for name, part in zip(("train", "val", "test"), samples.parts, strict=True):
         if len(part) == 0:

@@ -1,7 +1,7 @@
-"""Loops of the sparse linear classifier, compiled by numba: one node at a time, each array of parameters read once.
+"""Compile the loops of the sparse linear classifier with numba: one node at a time, each parameter array read once.
 
-A node's documents touch a part of the words only. Scores read just the rows of these words; gradients are built word by
-word, so that the regulariser, which touches every word, and what the documents add are written in the same pass.
+A node's documents contain a part of the words only. Scores read just the rows of these words. Gradients are built word
+by word, so that one pass writes both the regulariser, which covers every word, and the contribution of the documents.
 """
 
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from typing import Any
 import numba
 import numpy as np
 
-from dbo.tasks.api import Array
+from dbo.tasks.arrays import Array
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
-    """Cached on disk: beside this file, in the user's cache where that cannot be written, or else not at all."""
+def _compile(function: Callable[..., Any]) -> Any:
+    """Compile with a cache on disk, in the user's cache folder if this one is read-only, else without a cache."""
     try:
         return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:
         return numba.njit(nogil=True, error_model="numpy")(function)
 
 
-@_compiled
+@_compile
 def scores(indptr: Array, indices: Array, data: Array, w: Array, out: Array) -> None:
     """out = A w, for A (documents, words) in CSR form and w (words, classes)."""
     for i in range(out.shape[0]):
@@ -33,9 +33,9 @@ def scores(indptr: Array, indices: Array, data: Array, w: Array, out: Array) -> 
                 row[c] += a * weights[c]
 
 
-@_compiled
-def residual(s: Array, labels: Array, weight: float) -> None:
-    """Scores become weight · (softmax − label)."""
+@_compile
+def residual_in_place(s: Array, labels: Array, weight: float) -> None:
+    """Replace scores by weight · (softmax − label)."""
     for i in range(s.shape[0]):
         row = s[i]
         top = row.max()
@@ -49,9 +49,9 @@ def residual(s: Array, labels: Array, weight: float) -> None:
         row[labels[i]] -= weight
 
 
-@_compiled
-def curvature(s: Array, v: Array, weight: float) -> None:
-    """With p = softmax of the scores s, v becomes weight · p ∘ (v − ⟨p, v⟩)."""
+@_compile
+def curvature_in_place(s: Array, v: Array, weight: float) -> None:
+    """Replace v by weight · p ∘ (v − ⟨p, v⟩), p the softmax of the scores s; s is overwritten."""
     for i in range(s.shape[0]):
         row, u = s[i], v[i]
         top = row.max()
@@ -66,9 +66,9 @@ def curvature(s: Array, v: Array, weight: float) -> None:
             u[c] = factor * row[c] * (u[c] - inner)
 
 
-@_compiled
-def losses(s: Array, labels: Array) -> float:
-    """The sum of the documents' cross-entropies."""
+@_compile
+def sum_losses(s: Array, labels: Array) -> float:
+    """Return the sum of the documents' cross-entropies."""
     total = 0.0
     for i in range(s.shape[0]):
         row = s[i]
@@ -80,20 +80,20 @@ def losses(s: Array, labels: Array) -> float:
     return total
 
 
-@_compiled
-def pulled(indptr: Array, indices: Array, data: Array, r: Array, out: Array) -> None:
+@_compile
+def gradient(indptr: Array, indices: Array, data: Array, r: Array, out: Array) -> None:
     """out = Aᵀ r, for Aᵀ (words, documents) in CSR form and r (documents, classes)."""
     for p in range(out.shape[0]):
         row = out[p]
         row[:] = 0
         for k in range(indptr[p], indptr[p + 1]):
-            a, pull = data[k], r[indices[k]]
+            a, residual = data[k], r[indices[k]]
             for c in range(row.size):
-                row[c] += a * pull[c]
+                row[c] += a * residual[c]
 
 
-@_compiled
-def pulled_ridge(
+@_compile
+def ridge_gradient(
     indptr: Array, indices: Array, data: Array, r: Array, ridge: Array, w: Array, out: Array
 ) -> None:
     """out = ridge ∘ w + Aᵀ r."""
@@ -102,13 +102,13 @@ def pulled_ridge(
         for c in range(row.size):
             row[c] = factor * own[c]
         for k in range(indptr[p], indptr[p + 1]):
-            a, pull = data[k], r[indices[k]]
+            a, residual = data[k], r[indices[k]]
             for c in range(row.size):
-                row[c] += a * pull[c]
+                row[c] += a * residual[c]
 
 
-@_compiled
-def pulled_both(
+@_compile
+def weighted_gradient(
     indptr: Array, indices: Array, data: Array, r: Array, ridge: Array, w: Array,
     indptr2: Array, indices2: Array, data2: Array, r2: Array, out: Array,
 ) -> None:
@@ -118,17 +118,17 @@ def pulled_both(
         for c in range(row.size):
             row[c] = factor * own[c]
         for k in range(indptr[p], indptr[p + 1]):
-            a, pull = data[k], r[indices[k]]
+            a, residual = data[k], r[indices[k]]
             for c in range(row.size):
-                row[c] += a * pull[c]
+                row[c] += a * residual[c]
         for k in range(indptr2[p], indptr2[p + 1]):
-            a, pull = data2[k], r2[indices2[k]]
+            a, residual = data2[k], r2[indices2[k]]
             for c in range(row.size):
-                row[c] += a * pull[c]
+                row[c] += a * residual[c]
 
 
-@_compiled
-def products(w: Array, v: Array, factor: Array, out: Array) -> None:
+@_compile
+def row_products(w: Array, v: Array, factor: Array, out: Array) -> None:
     """out_p = factor_p Σ_c w_pc v_pc."""
     for p in range(out.size):
         a, b = w[p], v[p]

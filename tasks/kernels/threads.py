@@ -1,4 +1,4 @@
-"""How many threads work on the nodes of a block: each node is one thread's work, so the count changes no bit."""
+"""Run work on the nodes of a block in threads: each node is the work of one thread, so the count changes no bit."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,17 +10,17 @@ T = TypeVar("T")
 _threads = 1
 
 
-def use(threads: int) -> None:
-    """So many from here on."""
+def set_threads(threads: int) -> None:
+    """Set the number of threads that `map_rows` uses."""
     global _threads
     _threads = threads
 
 
-def each(work: Callable[[int], T], nodes: int) -> list[T]:
-    """work(0), work(1), … on the threads in use."""
-    if _threads == 1 or nodes == 1:
-        return [work(i) for i in range(nodes)]
-    return list(_pool(_threads).map(work, range(nodes)))
+def map_rows(work: Callable[[int], T], rows: int) -> list[T]:
+    """Return [work(0), work(1), …], computed on the threads."""
+    if _threads == 1 or rows == 1:
+        return [work(i) for i in range(rows)]
+    return list(_pool(_threads).map(work, range(rows)))
 
 
 @cache

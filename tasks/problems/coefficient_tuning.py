@@ -1,63 +1,55 @@
-"""Coefficient tuning: every feature of a linear classifier gets a regularisation coefficient of its own.
+"""Coefficient tuning: every feature of a linear classifier has its own regularisation coefficient.
 
     g_i(x, y) = cross-entropy(train_i; y) + s Σ_pc exp(x_p) y_pc²        f_i(x, y) = cross-entropy(val_i; y)
 
 y is a features × classes matrix without bias, flattened row by row; x has one entry per feature; both start at zero.
-s is 1/2 per entry of y (`half_mean`, what public code does), 1 per entry (`mean`), or 1 (`sum`, the paper's text: its
-Hessian 2I at x = 0 crushes y and makes unit steps unstable). f does not depend on x, so ∇_x f = 0.
+s is 1/2 per entry of y (`half_mean`, as in public code), 1 per entry (`mean`), or 1 (`sum`, as in the paper). With
+`sum` the Hessian 2I at x = 0 dominates the loss and makes unit steps unstable. f does not depend on x, so ∇_x f = 0.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from array_api_compat import array_namespace
 from scipy import sparse
-from typing_extensions import Doc
 
-from dbo.tasks.api import Array, Samples, Setup, Shard
-from dbo.tasks.partitions import deal
-from dbo.tasks.problems.softmax import accuracy_and_loss
-from dbo.tasks.problems.stacking import Level, level
-from dbo.tasks.problems.wide_tuning import WIDE, WideTuningShard, documents, warm
+from dbo.tasks.api import Array, Direction, Setup, Shard, Task, param
+from dbo.tasks.partitions import assign_samples
+from dbo.tasks.problems.classification import ClassificationProblem
+from dbo.tasks.problems.stacking import Level, stack_level
+
+FUSED_MIN_ENTRIES = 1 << 16    # sparse data with at least this many entries of y per node use compiled loops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoefficientTuning:
+class CoefficientTuning(Task):
     """Linear classifier (lower level) whose per-feature regularisation is tuned on validation data (upper level)."""
 
     datasets: ClassVar[tuple[str, ...]] = ("digits", "newsgroups", "synthetic_text")
-    usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    metrics: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
 
-    dataset: Annotated[str, Doc("where the samples come from")] = "digits"
-    reg_form: Annotated[
-        Literal["half_mean", "mean", "sum"], Doc("scale of the regulariser: 1/2 or 1 per entry of y, or the plain sum")
-    ] = "half_mean"
+    dataset: str = param("digits", help="where the samples come from")
+    reg_form: Literal["half_mean", "mean", "sum"] = param(
+        "half_mean", help="scale of the regulariser: 1/2 or 1 per entry of y, or the plain sum"
+    )
 
     def build(self, setup: Setup) -> "CoefficientTuningProblem":
-        samples = setup.samples()
-        train, val = deal(samples, setup.nodes, setup.seed, setup.partition)
+        samples = setup.load_samples()
+        train, val = assign_samples(samples, setup.nodes, setup.seed, setup.partition)
         entries = samples.train.features.shape[1] * samples.classes
         scale = {"half_mean": 0.5 / entries, "mean": 1.0 / entries, "sum": 1.0}[self.reg_form]
-        return CoefficientTuningProblem(samples, train, val, scale, setup.seed, setup.dtype)
+        return CoefficientTuningProblem(samples, train, val, setup.seed, setup.dtype, scale)
 
 
 @dataclass(frozen=True, eq=False)
-class CoefficientTuningProblem:
-    """The samples, and who holds which."""
+class CoefficientTuningProblem(ClassificationProblem):
+    """The samples of all nodes, and the scale of the regulariser."""
 
-    samples: Samples
-    train: list[Array]    # sample numbers per node
-    val: list[Array]
+    task: ClassVar[str] = "coefficient_tuning"
+
     scale: float
-    seed: int
-    dtype: str
-
-    @property
-    def nodes(self) -> int:
-        return len(self.train)
 
     @property
     def dim_x(self) -> int:
@@ -67,47 +59,33 @@ class CoefficientTuningProblem:
     def dim_y(self) -> int:
         return self.dim_x * self.samples.classes
 
-    def shard(self, ids: Sequence[int]) -> "CoefficientTuningShard | WideTuningShard":
+    def shard(self, ids: Sequence[int]) -> Shard:
         classes = self.samples.classes
         common: dict[str, Any] = {
             "ids": np.asarray(ids, dtype=np.int64), "seed": self.seed, "classes": classes, "scale": self.scale,
             "x0": np.zeros((len(ids), self.dim_x), dtype=self.dtype),
             "y0": np.zeros((len(ids), self.dim_y), dtype=self.dtype),
         }
-        train = [self.samples.train.take(self.train[i]) for i in ids]
-        val = [self.samples.val.take(self.val[i]) for i in ids]
-        if sparse.issparse(self.samples.train.features) and self.dim_y >= WIDE:
-            warm(self.dtype)
-            return WideTuningShard(
-                **common, train=tuple(documents(part, self.dtype) for part in train),
-                val=tuple(documents(part, self.dtype) for part in val),
+        train, val = self.node_parts(ids)
+        if sparse.issparse(self.samples.train.features) and self.dim_y >= FUSED_MIN_ENTRIES:
+            from dbo.tasks.problems import sparse_tuning  # imports numba, which is slow
+
+            sparse_tuning.compile_kernels(self.dtype)
+            return sparse_tuning.SparseTuningShard(
+                **common, train=sparse_tuning.index_parts(train, self.dtype),
+                val=sparse_tuning.index_parts(val, self.dtype),
             )
         return CoefficientTuningShard(
-            **common, train=level(train, classes, self.dtype), val=level(val, classes, self.dtype)
+            **common, train=stack_level(train, classes, self.dtype), val=stack_level(val, classes, self.dtype)
         )
 
-    def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
-        test = self._test_features
-        found = [
-            accuracy_and_loss(test @ row.reshape(self.dim_x, -1), self.samples.test.labels) for row in np.asarray(y)
-        ]
-        accuracy, loss = np.array(found).reshape(-1, 2).T
-        return {"test_accuracy": accuracy, "test_loss": loss}
+    def scores(self, x: Array, y: Array, features: Array) -> Array:
+        scores: Array = features @ y.reshape(self.dim_x, -1)
+        return scores
 
-    @cached_property
-    def _test_features(self) -> Any:
-        return self.samples.test.features.astype(self.dtype)
-
-    def extra(self, x_mean: Array, y_mean: Array, lam: float | None) -> dict[str, float]:
-        """How far the coefficients have moved from their start at zero: near 0, a curve shows the inner loop alone."""
+    def task_metrics(self, x_mean: Array, y_mean: Array) -> dict[str, float]:
+        """Return the distance of x from its start at zero: near 0, a curve shows progress of the lower level alone."""
         return {"x_moved": float(np.linalg.norm(x_mean))}
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "task": "coefficient_tuning", "nodes": self.nodes, "dim_x": self.dim_x, "dim_y": self.dim_y,
-            "train_sizes": [len(part) for part in self.train], "val_sizes": [len(part) for part in self.val],
-            **self.samples.describe(),
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +99,12 @@ class CoefficientTuningShard(Shard):
 
     def f(self, x: Array, y: Array) -> Array:
         rows, loss = self.val.rows, self.val.loss
-        return rows.total(loss.loss(rows.scores(self._matrix(y))))
+        return rows.sum_samples(loss.loss(rows.scores(self._matrix(y))))
 
     def g(self, x: Array, y: Array) -> Array:
         xp = array_namespace(x)
         rows, loss = self.train.rows, self.train.loss
-        value: Array = rows.total(loss.loss(rows.scores(self._matrix(y)))) + xp.sum(self.g_x(x, y), axis=1)
+        value: Array = rows.sum_samples(loss.loss(rows.scores(self._matrix(y)))) + xp.sum(self.g_x(x, y), axis=1)
         return value
 
     def f_x(self, x: Array, y: Array) -> Array:
@@ -135,7 +113,7 @@ class CoefficientTuningShard(Shard):
 
     def f_y(self, x: Array, y: Array) -> Array:
         rows, loss = self.val.rows, self.val.loss
-        return rows.pull(loss.residual(rows.scores(self._matrix(y)))).reshape(y.shape)
+        return rows.matmul_transposed(loss.residual(rows.scores(self._matrix(y)))).reshape(y.shape)
 
     def g_x(self, x: Array, y: Array) -> Array:
         xp = array_namespace(x)
@@ -146,14 +124,14 @@ class CoefficientTuningShard(Shard):
     def g_y(self, x: Array, y: Array) -> Array:
         rows, loss = self.train.rows, self.train.loss
         w = self._matrix(y)
-        gradient = rows.pull(loss.residual(rows.scores(w)))
+        gradient = rows.matmul_transposed(loss.residual(rows.scores(w)))
         gradient += self._ridge(x) * w
         return gradient.reshape(y.shape)
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
         rows, loss = self.train.rows, self.train.loss
         u = self._matrix(v)
-        product = rows.pull(loss.curvature(rows.scores(self._matrix(y)), rows.scores(u)))
+        product = rows.matmul_transposed(loss.curvature(rows.scores(self._matrix(y)), rows.scores(u)))
         product += self._ridge(x) * u
         return product.reshape(y.shape)
 
@@ -166,6 +144,6 @@ class CoefficientTuningShard(Shard):
         return y.reshape(y.shape[0], -1, self.classes)
 
     def _ridge(self, x: Array) -> Array:
-        """(nodes, features, 1) the regulariser's curvature, which is the same for every class."""
+        """Return (nodes, features, 1) the curvature of the regulariser, which is the same for every class."""
         ridge: Array = ((2.0 * self.scale) * array_namespace(x).exp(x))[:, :, None]
         return ridge

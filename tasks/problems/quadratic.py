@@ -1,4 +1,4 @@
-"""The quadratic task: heterogeneous, and everything about it is known in closed form.
+"""Quadratic: a heterogeneous problem whose solutions are known in closed form.
 
     g_i(x, y) = ½ (y − B_i x − c_i)ᵀ H_i (y − B_i x − c_i) + μ/2 ‖y‖²        f_i(x, y) = ½ ‖y − t_i‖² + ρ/2 ‖x‖²
 
@@ -6,58 +6,58 @@ With H̄ = mean H_i + μI, M = mean(H_i B_i), e = mean(H_i c_i), t̄ = mean t_i:
 
     y*(x) = H̄⁻¹(M x + e)        ∇ψ(x) = ρx + Mᵀ H̄⁻¹ (y*(x) − t̄)        ∇²_xy g_i = −B_iᵀ H_i
 
-so the point that an algorithm must reach is a linear system: ψ's minimiser, the minimiser for a penalty λ, or the
-biased point of a method that inverts local Hessians. This is what algorithms are proven on.
+so the point that an algorithm must reach solves a linear system: the minimiser of ψ, the minimiser for a penalty λ, or
+the biased point of a method that inverts local Hessians. Algorithms are verified on this task.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Gt
 from array_api_compat import array_namespace
-from typing_extensions import Doc
 
-from dbo.tasks.api import Array, Setup, Shard, digest, generator
+from dbo.tasks.api import Array, Direction, Problem, Setup, Shard, Task, generator, param
+from dbo.tasks.arrays import hash_arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quadratic:
+class Quadratic(Task):
     """Heterogeneous quadratic with known solutions: what algorithms are verified on."""
 
-    datasets: ClassVar[tuple[str, ...]] = ()
-    usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    metrics: ClassVar[Mapping[str, Direction]] = {
+        "test_loss": "min", "solution_error": "min", "hypergradient_error": "min", "penalty_error": "min",
+    }
 
-    dim_x: Annotated[int, Ge(1), Doc("upper variables")] = 20
-    dim_y: Annotated[int, Ge(1), Doc("lower variables")] = 60
-    condition: Annotated[float, Ge(1), Doc("condition number of every H_i; its largest eigenvalue is 1")] = 10.0
-    heterogeneity: Annotated[float, Ge(0), Doc("size of each node's own part; 0 makes all nodes identical")] = 1.0
-    mu: Annotated[float, Ge(0), Doc("ridge on y in g")] = 0.1
-    rho: Annotated[float, Gt(0), Doc("ridge on x in f")] = 0.1
-    start: Annotated[float, Ge(0), Doc("size of the common random start of x and y; 0: both start at 0")] = 0.0
+    dim_x: int = param(20, ge=1, help="upper variables")
+    dim_y: int = param(60, ge=1, help="lower variables")
+    condition: float = param(10.0, ge=1, help="condition number of every H_i; its largest eigenvalue is 1")
+    heterogeneity: float = param(1.0, ge=0, help="size of each node's own part; 0 makes all nodes identical")
+    mu: float = param(0.1, ge=0, help="ridge on y in g")
+    rho: float = param(0.1, gt=0, help="ridge on x in f")
+    start: float = param(0.0, ge=0, help="size of the common random start of x and y; 0: both start at 0")
 
     def build(self, setup: Setup) -> "QuadraticProblem":
-        """Draws common parts once and own parts per node; node i's do not depend on how many nodes there are."""
+        """Sample common parts once and own parts per node; those of node i do not depend on the number of nodes."""
         p, q = self.dim_x, self.dim_y
 
-        def draw(purpose: str, *shape: int) -> Array:
-            """(nodes, *shape) normal entries of size 1/√dim_y: common part + heterogeneity × own part."""
+        def sample(purpose: str, *shape: int) -> Array:
+            """Return (nodes, *shape) normal entries of size 1/√dim_y: common part + heterogeneity × own part."""
             common = generator(setup.seed, f"quadratic.{purpose}").standard_normal(shape)
             own = [
                 generator(setup.seed, f"quadratic.{purpose}.own", node).standard_normal(shape)
                 for node in range(setup.nodes)
             ]
-            drawn: Array = (common + self.heterogeneity * np.stack(own)) / np.sqrt(q)
-            return drawn
+            entries: Array = (common + self.heterogeneity * np.stack(own)) / np.sqrt(q)
+            return entries
 
-        # Only the eigenvectors differ between nodes: condition and L_g are exactly what was asked for on each of them.
-        basis = np.linalg.qr(draw("H", q, q)).Q
+        # Only the eigenvectors differ between nodes: condition and L_g are exact on each of them.
+        basis = np.linalg.qr(sample("H", q, q)).Q
         eigenvalues = np.geomspace(1.0 / self.condition, 1.0, q) if q > 1 else np.ones(1)
         h = (basis * eigenvalues) @ np.swapaxes(basis, 1, 2)
         return QuadraticProblem(
-            h=0.5 * (h + np.swapaxes(h, 1, 2)), b=draw("B", q, p), c=draw("c", q), t=draw("t", q),
+            h=0.5 * (h + np.swapaxes(h, 1, 2)), b=sample("B", q, p), c=sample("c", q), t=sample("t", q),
             x0=self.start * generator(setup.seed, "quadratic.x0").standard_normal(p),
             y0=self.start * generator(setup.seed, "quadratic.y0").standard_normal(q),
             mu=self.mu, rho=self.rho, seed=setup.seed, dtype=setup.dtype,
@@ -65,7 +65,7 @@ class Quadratic:
 
 
 @dataclass(frozen=True, eq=False)
-class QuadraticProblem:
+class QuadraticProblem(Problem):
     """The problem's matrices in float64, its closed forms, and shards in the experiment's dtype."""
 
     h: Array    # (nodes, dim_y, dim_y)
@@ -96,7 +96,7 @@ class QuadraticProblem:
         h, b, c, t = self.h[rows], self.b[rows], self.c[rows], self.t[rows]
         hb = h @ b
         b_t = np.swapaxes(b, 1, 2)
-        h_c = _times(h, c)
+        h_c = _matvec(h, c)
 
         def cast(a: Array) -> Array:
             return np.ascontiguousarray(a, dtype=self.dtype)
@@ -106,30 +106,26 @@ class QuadraticProblem:
             x0=cast(np.tile(self.x0, (len(rows), 1))), y0=cast(np.tile(self.y0, (len(rows), 1))),
             h=cast(h), b=cast(b), c=cast(c), t=cast(t),
             h_mu=cast(self.hessians[rows]), hb=cast(hb), hb_t=cast(np.swapaxes(hb, 1, 2)), h_c=cast(h_c),
-            bhb=cast(b_t @ hb), bh_c=cast(_times(b_t, h_c)), mu=self.mu, rho=self.rho,
+            bhb=cast(b_t @ hb), bh_c=cast(_matvec(b_t, h_c)), mu=self.mu, rho=self.rho,
         )
 
     def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
-        """`test_loss` is the network's upper objective (1/m) Σ f_i(x, y) of each row; there is no test data."""
+        """Return the upper objective (1/m) Σ f_i(x, y) of each row as `test_loss`; there is no test data."""
         x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         spread = np.mean(np.sum((self.t - self._t) ** 2, axis=1))
         return {"test_loss": 0.5 * (np.sum((y - self._t) ** 2, axis=1) + spread + self.rho * np.sum(x * x, axis=1))}
 
-    def extra(self, x_mean: Array, y_mean: Array, lam: float | None) -> dict[str, float]:
-        """Relative distances to ψ's minimiser and to the λ-minimiser; ‖∇ψ(x̄)‖ relative to the start's."""
-        found = {
+    def task_metrics(self, x_mean: Array, y_mean: Array) -> dict[str, float]:
+        """Return the relative distance to the minimiser of ψ, and ‖∇ψ(x̄)‖ relative to its value at x = 0."""
+        return {
             "solution_error": _relative(x_mean - self.solution(), self.solution()),
             "hypergradient_error": _relative(self.hypergradient(x_mean), self.hypergradient(np.zeros(self.dim_x))),
         }
-        if lam is not None:
-            target = self.penalty_solution(lam)[0]
-            found["penalty_error"] = _relative(x_mean - target, target)
-        return found
 
     def describe(self) -> dict[str, Any]:
         return {
             "task": "quadratic", "nodes": self.nodes, "dim_x": self.dim_x, "dim_y": self.dim_y,
-            "data_sha256": digest((self.h, self.b, self.c, self.t)),
+            "data_sha256": hash_arrays((self.h, self.b, self.c, self.t)),
         }
 
     # ---- closed forms, float64 -------------------------------------------------------------------------------------
@@ -154,7 +150,7 @@ class QuadraticProblem:
 
     @cached_property
     def _e(self) -> Array:
-        return _mean(_times(self.h, self.c))          # e
+        return _mean(_matvec(self.h, self.c))         # e
 
     @cached_property
     def _t(self) -> Array:
@@ -166,21 +162,21 @@ class QuadraticProblem:
         return np.linalg.solve(self._h, self._m), np.linalg.solve(self._h, self._e)
 
     def y_star(self, x: Array) -> Array:
-        """The lower level's one global solution at x, (dim_y,)."""
+        """Return the global solution of the lower level at x, (dim_y,)."""
         slope, offset = self._response
         return slope @ x + offset
 
     def psi(self, x: Array) -> float:
-        """The upper value ψ(x) = (1/m) Σ f_i(x, y*(x))."""
+        """Return the upper value ψ(x) = (1/m) Σ f_i(x, y*(x))."""
         return float(self.evaluate(x[None], self.y_star(x)[None])["test_loss"][0])
 
     def hypergradient(self, x: Array) -> Array:
-        """∇ψ(x), (dim_x,)."""
+        """Return ∇ψ(x), (dim_x,)."""
         gradient: Array = self.rho * x + self._response[0].T @ (self.y_star(x) - self._t)
         return gradient
 
     def solution(self) -> Array:
-        """The minimiser x* of ψ, (dim_x,)."""
+        """Return the minimiser x* of ψ, (dim_x,)."""
         return self._solution
 
     @cached_property
@@ -188,43 +184,47 @@ class QuadraticProblem:
         slope, offset = self._response
         return np.linalg.solve(self.rho * np.eye(self.dim_x) + slope.T @ slope, slope.T @ (self._t - offset))
 
-    def penalty_solution(self, lam: float) -> tuple[Array, Array, Array]:
-        """(x, y, z) where ψ_λ(x) = min_y (f + λg) − λ min_z g is stationary: ρx = λMᵀ(y − z), y, z the minimisers."""
+    def penalty_solution(self, lam: float) -> Array:
+        """Return the x where ψ_λ is stationary, (dim_x,)."""
+        return self.penalty_minimisers(lam)[0]
+
+    def penalty_minimisers(self, lam: float) -> tuple[Array, Array, Array]:
+        """Return (x, y, z) where ψ_λ(x) = min_y (f + λg) − λ min_z g is stationary: ρx = λMᵀ(y − z)."""
         slope, offset = self._response
         penalised = np.eye(self.dim_y) + lam * self._h
         y_slope = np.linalg.solve(penalised, lam * self._m)
         y_offset = np.linalg.solve(penalised, self._t + lam * self._e)
-        pull = lam * self._m.T
-        x = np.linalg.solve(self.rho * np.eye(self.dim_x) - pull @ (y_slope - slope), pull @ (y_offset - offset))
+        m_t = lam * self._m.T
+        x = np.linalg.solve(self.rho * np.eye(self.dim_x) - m_t @ (y_slope - slope), m_t @ (y_offset - offset))
         return x, y_slope @ x + y_offset, slope @ x + offset
 
-    # What algorithms follow in the place of ∇ψ, each at y = y*(x). P_J is the Neumann series of an inverse.
+    # Hypergradients that algorithms use instead of ∇ψ, each at y = y*(x). P_J is the Neumann series of an inverse.
 
     def penalty_hypergradient(self, x: Array, lam: float) -> Array:
-        """∇ψ_λ(x) = ρx − λMᵀ(y − z), y the minimiser of f + λg and z that of g."""
+        """Return ∇ψ_λ(x) = ρx − λMᵀ(y − z), y the minimiser of f + λg and z that of g."""
         y = np.linalg.solve(np.eye(self.dim_y) + lam * self._h, self._t + lam * (self._m @ x + self._e))
         gradient: Array = self.rho * x - lam * self._m.T @ (y - self.y_star(x))
         return gradient
 
     def local_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array:
-        """mean_i [∇_x f_i − ∇²_xy g_i P_J(∇²_yy g_i) ∇_y f_i]: every node inverts its own Hessian."""
-        inverted = _times(neumann(self.hessians, terms, lipschitz), self.y_star(x) - self.t)
-        gradient: Array = self.rho * x - _mean(_times(self.jacobians, inverted))
+        """Return mean_i [∇_x f_i − ∇²_xy g_i P_J(∇²_yy g_i) ∇_y f_i]: every node inverts its own Hessian."""
+        inverted = _matvec(neumann(self.hessians, terms, lipschitz), self.y_star(x) - self.t)
+        gradient: Array = self.rho * x - _mean(_matvec(self.jacobians, inverted))
         return gradient
 
     def averaged_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array:
-        """mean(∇_x f_i) − mean(∇²_xy g_i P_J(∇²_yy g_i)) mean(∇_y f_i): local inverses of averaged gradients."""
+        """Return mean(∇_x f_i) − mean(∇²_xy g_i P_J(∇²_yy g_i)) mean(∇_y f_i): local inverses, averaged gradients."""
         product = _mean(self.jacobians @ neumann(self.hessians, terms, lipschitz))
         gradient: Array = self.rho * x - product @ (self.y_star(x) - self._t)
         return gradient
 
     def truncated_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array:
-        """∇ψ with P_J(H̄) for H̄⁻¹: all data on one machine, its inverse a series."""
+        """Return ∇ψ with P_J(H̄) for H̄⁻¹: all data on one machine, the inverse truncated."""
         gradient: Array = self.rho * x + self._m.T @ neumann(self._h, terms, lipschitz) @ (self.y_star(x) - self._t)
         return gradient
 
-    def zero_of(self, hypergradient: Callable[[Array], Array]) -> Array:
-        """The x with F(x) = 0, where F is one of the above, all of which are affine in x."""
+    def find_zero(self, hypergradient: Callable[[Array], Array]) -> Array:
+        """Return the x where a hypergradient is zero; all of the above are affine in x."""
         offset = hypergradient(np.zeros(self.dim_x))
         slope = np.stack([hypergradient(e) - offset for e in np.eye(self.dim_x)], axis=1)
         return np.linalg.solve(slope, -offset)
@@ -232,7 +232,7 @@ class QuadraticProblem:
 
 @dataclass(frozen=True, eq=False)
 class QuadraticShard(Shard):
-    """Oracles as batched products; what does not depend on x and y is multiplied out once."""
+    """Oracles as batched products; factors that do not depend on x and y are multiplied once."""
 
     h: Array
     b: Array
@@ -254,8 +254,8 @@ class QuadraticShard(Shard):
 
     def g(self, x: Array, y: Array) -> Array:
         xp = array_namespace(x)
-        r = y - _times(self.b, x) - self.c
-        value: Array = 0.5 * xp.sum(r * _times(self.h, r), axis=1) + 0.5 * self.mu * xp.sum(y * y, axis=1)
+        r = y - _matvec(self.b, x) - self.c
+        value: Array = 0.5 * xp.sum(r * _matvec(self.h, r), axis=1) + 0.5 * self.mu * xp.sum(y * y, axis=1)
         return value
 
     def f_x(self, x: Array, y: Array) -> Array:
@@ -265,20 +265,20 @@ class QuadraticShard(Shard):
         return y - self.t
 
     def g_x(self, x: Array, y: Array) -> Array:
-        return _times(self.bhb, x) + self.bh_c - _times(self.hb_t, y)
+        return _matvec(self.bhb, x) + self.bh_c - _matvec(self.hb_t, y)
 
     def g_y(self, x: Array, y: Array) -> Array:
-        return _times(self.h_mu, y) - _times(self.hb, x) - self.h_c
+        return _matvec(self.h_mu, y) - _matvec(self.hb, x) - self.h_c
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        return _times(self.h_mu, v)
+        return _matvec(self.h_mu, v)
 
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
-        return -_times(self.hb_t, v)
+        return -_matvec(self.hb_t, v)
 
 
 def neumann(hessians: Array, terms: int, lipschitz: float) -> Array:
-    """P_J(H) = (1/L) Σ_{j<J} (I − H/L)^j of one matrix or of each in a stack."""
+    """Return P_J(H) = (1/L) Σ_{j<J} (I − H/L)^j of one matrix, or of each in a stack."""
     eye = np.eye(hessians.shape[-1])
     total, power = 0 * hessians, eye + 0 * hessians
     for _ in range(terms):
@@ -286,8 +286,8 @@ def neumann(hessians: Array, terms: int, lipschitz: float) -> Array:
     return total / lipschitz
 
 
-def _times(matrices: Array, rows: Array) -> Array:
-    """Matrix i times row i."""
+def _matvec(matrices: Array, rows: Array) -> Array:
+    """Return matrix i times row i."""
     product: Array = (matrices @ rows[:, :, None])[:, :, 0]
     return product
 

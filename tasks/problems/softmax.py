@@ -1,7 +1,7 @@
-"""Cross-entropy in closed form: value, residual and curvature for given scores.
+"""Compute cross-entropy in closed form: value, residual and curvature for given scores.
 
 Scores are (samples, classes), where the samples of all nodes follow each other. Each sample has a weight: 1/n for the
-n samples of a node, so that a node's sum is its mean, and 0 for padding, which then adds nothing anywhere.
+n samples of a node, so that a node's sum is its mean, and 0 for padding, which then contributes nothing.
 """
 
 from dataclasses import dataclass
@@ -9,24 +9,31 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import array_namespace
 
-from dbo.tasks.api import Array
+from dbo.tasks.arrays import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossEntropy:
-    """The labels' side of the loss; derivatives are taken with respect to the scores.
+    """The loss for given labels; derivatives are taken with respect to the scores.
 
-    Inside, classes come first: max and sum over ten classes then run along the samples, several times faster. Scores
-    are turned by one copy on the way in, answers by a view on the way out.
+    Inside, classes come first: max and sum over ten classes then run along the samples, several times faster. One copy
+    transposes the scores on entry; results are transposed views.
     """
 
     weight: Array    # (samples,)
     target: Array    # (classes, samples): the weight at the label, 0 elsewhere
 
+    @staticmethod
+    def from_labels(labels: Array, weight: Array, classes: int, dtype: str) -> "CrossEntropy":
+        """Build the loss from labels (samples,) and weights (samples,); padding has weight 0 and any label."""
+        target = np.zeros((classes, len(labels)), dtype=dtype)
+        target[labels, np.arange(len(labels))] = weight
+        return CrossEntropy(weight=weight.astype(dtype), target=target)
+
     def loss(self, scores: Array) -> Array:
-        """(samples,) weighted losses."""
+        """Return the (samples,) weighted losses."""
         xp = array_namespace(scores)
-        s = _turned(scores)
+        s = _transpose(scores)
         top = xp.max(s, axis=0)
         losses: Array = xp.log(xp.sum(xp.exp(s - top), axis=0))
         losses += top
@@ -35,7 +42,7 @@ class CrossEntropy:
         return losses
 
     def residual(self, scores: Array) -> Array:
-        """(samples, classes) first derivative: weight · (softmax − label)."""
+        """Return the (samples, classes) first derivative: weight · (softmax − label)."""
         xp = array_namespace(scores)
         r = _exponentials(scores)
         r *= self.weight / xp.sum(r, axis=0)
@@ -43,11 +50,11 @@ class CrossEntropy:
         return r.T
 
     def curvature(self, scores: Array, v: Array) -> Array:
-        """(samples, classes) second derivative times v: weight · p ∘ (v − ⟨p, v⟩)."""
+        """Return the (samples, classes) second derivative times v: weight · p ∘ (v − ⟨p, v⟩)."""
         xp = array_namespace(scores)
         p = _exponentials(scores)
         p /= xp.sum(p, axis=0)
-        v = _turned(v)
+        v = _transpose(v)
         centred = v - xp.sum(p * v, axis=0)
         p *= self.weight
         p *= centred
@@ -55,29 +62,13 @@ class CrossEntropy:
 
 
 def _exponentials(scores: Array) -> Array:
-    """(classes, samples) proportional to softmax; each sample's largest score is taken out, so nothing overflows."""
+    """Return (classes, samples) proportional to softmax; subtracting each sample's largest score avoids overflow."""
     xp = array_namespace(scores)
-    s = _turned(scores)
+    s = _transpose(scores)
     e: Array = xp.exp(s - xp.max(s, axis=0))
     return e
 
 
-def _turned(scores: Array) -> Array:
-    """(samples, classes) -> (classes, samples), contiguous."""
+def _transpose(scores: Array) -> Array:
+    """Return (samples, classes) as contiguous (classes, samples)."""
     return scores.T.reshape(-1).reshape(scores.shape[1], scores.shape[0])
-
-
-def cross_entropy(labels: Array, weight: Array, classes: int, dtype: str) -> CrossEntropy:
-    """Labels (samples,) and weights (samples,), where a padded sample has weight 0 and any label."""
-    target = np.zeros((classes, len(labels)), dtype=dtype)
-    target[labels, np.arange(len(labels))] = weight
-    return CrossEntropy(weight=weight.astype(dtype), target=target)
-
-
-def accuracy_and_loss(scores: Array, labels: Array) -> tuple[float, float]:
-    """Share of right answers and mean cross-entropy of one model, in float64."""
-    scores = np.asarray(scores, dtype=np.float64)
-    top = np.max(scores, axis=1)
-    log_sum = np.log(np.sum(np.exp(scores - top[:, None]), axis=1)) + top
-    right = scores[np.arange(len(labels)), labels]
-    return float(np.mean(np.argmax(scores, axis=1) == labels)), float(np.mean(log_sum - right))

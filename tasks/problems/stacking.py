@@ -1,8 +1,9 @@
-"""Many nodes' samples in one product: the layout of stacked rows, dense or sparse.
+"""Stack the samples of many nodes, dense or sparse, so that one product computes all of them.
 
-Samples of all nodes follow each other in one flat axis. `scores(w)` multiplies each node's samples by its own matrix,
-`pull(r)` is the transposed way back, `total(v)` sums each node's samples. Dense nodes are padded to a common size, so
-that a product over all nodes is one batched matmul without a copy; sparse nodes sit in one block-diagonal matrix.
+The samples of all nodes follow each other in one flat axis. `scores(w)` multiplies each node's samples by its own
+matrix, `matmul_transposed(r)` is the transposed product, `sum_samples(v)` sums over each node's samples. Dense nodes
+are padded to a common size, so that a product over all nodes is one batched matmul without a copy; sparse nodes are
+blocks of one block-diagonal matrix.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from array_api_compat import array_namespace
 from scipy import sparse
 
 from dbo.tasks.api import Array, Part
-from dbo.tasks.problems.softmax import CrossEntropy, cross_entropy
+from dbo.tasks.problems.softmax import CrossEntropy
 
-PADDING_LIMIT = 3    # one batch of all nodes may cost this many times the work of the samples that exist
+PADDING_LIMIT = 3    # padding may multiply the work by this factor at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +32,54 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where each node's samples lie in the flat axis, and the products over them. Usually there is one group."""
+    """The positions of each node's samples in the flat axis, and the products over them. Usually there is one group."""
 
     nodes: int
     groups: tuple[Group, ...]
-    back: Array    # position of each node in the order of the groups
+    order: Array    # position of each node in the order of the groups
+
+    @staticmethod
+    def from_sizes(sizes: Sequence[int]) -> "Layout":
+        """Plan one group if padding is affordable, otherwise groups whose sizes differ by less than a factor of two."""
+        largest = max(sizes)
+        if len(sizes) * largest <= PADDING_LIMIT * sum(sizes):
+            chosen = [list(range(len(sizes)))]
+        else:
+            by_size: dict[int, list[int]] = {}
+            for node, size in enumerate(sizes):
+                by_size.setdefault((largest // size).bit_length(), []).append(node)
+            chosen = [by_size[key] for key in sorted(by_size)]
+        groups: list[Group] = []
+        start = 0
+        for rows in chosen:
+            size = max(sizes[node] for node in rows)
+            stop = start + size * len(rows)
+            groups.append(Group(tuple(rows), size, start, stop))
+            start = stop
+        return Layout(len(sizes), tuple(groups), np.argsort(np.concatenate(chosen)))
 
     @property
     def samples(self) -> int:
         return self.groups[-1].stop
 
-    def times(self, left: Array, w: Array) -> Array:
-        """(samples, j) and (nodes, j, k) -> (samples, k)."""
-        if len(self.groups) == 1:
-            return (self._batch(left, self.groups[0]) @ w).reshape(left.shape[0], -1)
-        parts = [(self._batch(left, g) @ w[list(g.rows)]).reshape(g.stop - g.start, -1) for g in self.groups]
-        return _joined(parts)
+    def matmul(self, left: Array, w: Array) -> Array:
+        """Return (samples, k), each node's rows of `left` (samples, j) times its matrix in `w` (nodes, j, k)."""
+        return _concatenate(
+            [(self._batch(left, g) @ self._rows(w, g)).reshape(g.stop - g.start, -1) for g in self.groups]
+        )
 
-    def pull(self, left: Array, right: Array) -> Array:
-        """(samples, j) and (samples, k) -> (nodes, j, k): leftᵀ right of each node."""
+    def matmul_transposed(self, left: Array, right: Array) -> Array:
+        """Return (nodes, j, k), leftᵀ right of each node, for `left` (samples, j) and `right` (samples, k)."""
         return self._in_order([self._batch(left, g).swapaxes(1, 2) @ self._batch(right, g) for g in self.groups])
 
-    def plus(self, left: Array, row: Array) -> Array:
-        """(samples, k) and (nodes, 1, k) -> (samples, k): each node's row added to its samples."""
-        parts = [
-            (self._batch(left, g) + (row if len(self.groups) == 1 else row[list(g.rows)])).reshape(-1, left.shape[1])
-            for g in self.groups
-        ]
-        return _joined(parts)
+    def add_rows(self, left: Array, row: Array) -> Array:
+        """Return (samples, k), each node's row of `row` (nodes, 1, k) added to its samples."""
+        return _concatenate(
+            [(self._batch(left, g) + self._rows(row, g)).reshape(-1, left.shape[1]) for g in self.groups]
+        )
 
-    def total(self, v: Array) -> Array:
-        """(samples, ...) -> (nodes, ...) sums."""
+    def sum_samples(self, v: Array) -> Array:
+        """Return (nodes, ...) sums of (samples, ...)."""
         xp = array_namespace(v)
         return self._in_order([xp.sum(self._batch(v, g), axis=1) for g in self.groups])
 
@@ -69,35 +87,18 @@ class Layout:
         part = flat if len(self.groups) == 1 else flat[g.start : g.stop]
         return part.reshape(len(g.rows), g.size, *flat.shape[1:])
 
+    def _rows(self, nodes: Array, g: Group) -> Array:
+        return nodes if len(self.groups) == 1 else nodes[list(g.rows)]
+
     def _in_order(self, parts: list[Array]) -> Array:
-        return parts[0] if len(parts) == 1 else _joined(parts)[self.back]
+        return parts[0] if len(parts) == 1 else _concatenate(parts)[self.order]
 
 
-def _joined(parts: list[Array]) -> Array:
+def _concatenate(parts: list[Array]) -> Array:
     if len(parts) == 1:
         return parts[0]
-    joined: Array = array_namespace(parts[0]).concat(parts, axis=0)
-    return joined
-
-
-def layout(sizes: Sequence[int]) -> Layout:
-    """One group if padding is affordable, otherwise groups whose sizes differ by less than a factor of two."""
-    largest = max(sizes)
-    if len(sizes) * largest <= PADDING_LIMIT * sum(sizes):
-        chosen = [list(range(len(sizes)))]
-    else:
-        by_size: dict[int, list[int]] = {}
-        for node, size in enumerate(sizes):
-            by_size.setdefault((largest // size).bit_length(), []).append(node)
-        chosen = [by_size[key] for key in sorted(by_size)]
-    groups: list[Group] = []
-    start = 0
-    for rows in chosen:
-        size = max(sizes[node] for node in rows)
-        stop = start + size * len(rows)
-        groups.append(Group(tuple(rows), size, start, stop))
-        start = stop
-    return Layout(len(sizes), tuple(groups), np.argsort(np.concatenate(chosen)))
+    whole: Array = array_namespace(parts[0]).concat(parts, axis=0)
+    return whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,16 +109,16 @@ class DenseRows:
     features: Array    # (samples, features)
 
     def scores(self, w: Array) -> Array:
-        """(nodes, features, k) matrices -> (samples, k)."""
-        return self.layout.times(self.features, w)
+        """Return (samples, k) for (nodes, features, k) matrices."""
+        return self.layout.matmul(self.features, w)
 
-    def pull(self, r: Array) -> Array:
-        """(samples, k) -> (nodes, features, k): each node's featuresᵀ r."""
-        return self.layout.pull(self.features, r)
+    def matmul_transposed(self, r: Array) -> Array:
+        """Return (nodes, features, k), each node's featuresᵀ r, for r (samples, k)."""
+        return self.layout.matmul_transposed(self.features, r)
 
-    def total(self, v: Array) -> Array:
-        """(samples,) -> (nodes,) sums."""
-        return self.layout.total(v)
+    def sum_samples(self, v: Array) -> Array:
+        """Return the (nodes,) sums of (samples,)."""
+        return self.layout.sum_samples(v)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +126,7 @@ class SparseRows:
     """Sparse features: node i's matrix is the i-th block of one block-diagonal matrix, so nothing is padded."""
 
     features: sparse.csr_array      # (samples, nodes · features)
-    transposed: sparse.csr_array    # the same, rows and columns exchanged: `pull` then writes in order
+    transposed: sparse.csr_array    # (nodes · features, samples): the transposed product then writes in order
     starts: Array                   # (nodes,) first sample of each node
     shape: tuple[int, int]          # (nodes, features)
 
@@ -133,45 +134,45 @@ class SparseRows:
         product: Array = self.features @ w.reshape(-1, w.shape[-1])
         return product
 
-    def pull(self, r: Array) -> Array:
+    def matmul_transposed(self, r: Array) -> Array:
         product: Array = self.transposed @ r
         return product.reshape(*self.shape, r.shape[-1])
 
-    def total(self, v: Array) -> Array:
+    def sum_samples(self, v: Array) -> Array:
         sums: Array = np.add.reduceat(v, self.starts)
         return sums
 
 
-Rows: TypeAlias = DenseRows | SparseRows    # the two know the same three products
+Rows: TypeAlias = DenseRows | SparseRows    # both have the same three products
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """One level's samples of a block: features in rows, labels in the loss; every node's weights sum to one."""
+    """One level's samples of a block: features in `rows`, labels in `loss`; the weights of a node sum to one."""
 
     rows: Rows
     loss: CrossEntropy
 
 
-def level(parts: Sequence[Part], classes: int, dtype: str) -> Level:
-    """Stacks the nodes' samples, one part per node."""
+def stack_level(parts: Sequence[Part], classes: int, dtype: str) -> Level:
+    """Stack the samples of the nodes, one part per node."""
     if isinstance(parts[0].features, sparse.csr_array):
-        return _sparse_level(parts, classes, dtype)
-    where = layout([len(part) for part in parts])
-    features = np.zeros((where.samples, parts[0].features.shape[1]), dtype=dtype)
-    labels = np.zeros(where.samples, dtype=np.int64)
-    weight = np.zeros(where.samples)
-    for group in where.groups:
+        return _stack_sparse(parts, classes, dtype)
+    layout = Layout.from_sizes([len(part) for part in parts])
+    features = np.zeros((layout.samples, parts[0].features.shape[1]), dtype=dtype)
+    labels = np.zeros(layout.samples, dtype=np.int64)
+    weight = np.zeros(layout.samples)
+    for group in layout.groups:
         for k, node in enumerate(group.rows):
             first = group.start + k * group.size
             here = slice(first, first + len(parts[node]))
             features[here] = parts[node].features
             labels[here] = parts[node].labels
             weight[here] = 1.0 / len(parts[node])
-    return Level(DenseRows(where, features), cross_entropy(labels, weight, classes, dtype))
+    return Level(DenseRows(layout, features), CrossEntropy.from_labels(labels, weight, classes, dtype))
 
 
-def _sparse_level(parts: Sequence[Part], classes: int, dtype: str) -> Level:
+def _stack_sparse(parts: Sequence[Part], classes: int, dtype: str) -> Level:
     features = sparse.block_diag([part.features.astype(dtype) for part in parts], format="csr")
     sizes = np.array([len(part) for part in parts])
     rows = SparseRows(
@@ -181,4 +182,4 @@ def _sparse_level(parts: Sequence[Part], classes: int, dtype: str) -> Level:
         shape=(len(parts), parts[0].features.shape[1]),
     )
     labels = np.concatenate([part.labels for part in parts])
-    return Level(rows, cross_entropy(labels, np.repeat(1.0 / sizes, sizes), classes, dtype))
+    return Level(rows, CrossEntropy.from_labels(labels, np.repeat(1.0 / sizes, sizes), classes, dtype))

@@ -1,4 +1,4 @@
-"""What the tests of data sets share: a cache of their own, a network that is not there, the shared data."""
+"""Share fixtures of the tests of data sets: an empty cache, a blocked network, the shared data."""
 
 import socket
 from collections import Counter
@@ -16,13 +16,13 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Where the real data lie, if they are there at all."""
+    """Return the folder of the real data, which may not exist."""
     return SHARED
 
 
 @pytest.fixture(scope="module")
 def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty cache for a whole module: real data are read once."""
+    """Use an empty cache for a whole module: real data are read once."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -31,29 +31,29 @@ def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache for one test."""
+    """Use an empty cache for one test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "dbo" / "data"
 
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Cuts the network off; lists who tried to use it."""
-    tried: list[str] = []
+    """Block the network, and return the list of attempts to use it."""
+    refused: list[str] = []
 
     def refuse(*address: object, **_: object) -> None:
-        tried.append(str(address))
+        refused.append(str(address))
         raise OSError("no network")
 
     for name in ("socket.connect", "socket.connect_ex", "getaddrinfo", "create_connection"):
         owner = socket.socket if name.startswith("socket.") else socket
         monkeypatch.setattr(owner, name.rpartition(".")[2], refuse)
     monkeypatch.setattr("time.sleep", lambda seconds: None)    # between retries
-    return tried
+    return refused
 
 
 def rows_of(*parts: Part) -> Counter[tuple[int, bytes, bytes]]:
-    """Every sample with its label, and how often it occurs: equal counts mean nothing twice and nothing lost."""
+    """Count every sample with its label: equal counts mean that no sample is lost or duplicated."""
     found: Counter[tuple[int, bytes, bytes]] = Counter()
     for part in parts:
         a = part.features

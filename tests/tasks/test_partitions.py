@@ -1,4 +1,4 @@
-"""Partitions: every sample once, no node empty, and each rule's own promise."""
+"""Partitions: every sample once, no empty node, and the property of each rule."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dbo.tasks.datasets.digits import Digits
-from dbo.tasks.partitions import PARTITIONS, ByClass, Dirichlet, Iid, deal
+from dbo.tasks.partitions import PARTITIONS, ByClass, Dirichlet, Iid, assign_samples
 
 labels_of = st.lists(st.integers(0, 7), min_size=1, max_size=120).map(np.array)
 partitions = st.one_of(
@@ -23,29 +23,29 @@ def assign(partition: Any, labels: np.ndarray[Any, Any], nodes: int, seed: int =
     return parts
 
 
-def too_few_for_by_class(h: float, labels: np.ndarray[Any, Any], nodes: int) -> bool:
-    """Whether some node is home to nothing and the leftovers, dealt to those who hold least, do not reach it."""
-    held = np.zeros(nodes, dtype=int)
+def leaves_a_node_empty(h: float, labels: np.ndarray[Any, Any], nodes: int) -> bool:
+    """Return whether some node has no home class and gets no remainder, which goes to the smallest nodes."""
+    sizes = np.zeros(nodes, dtype=int)
     for c in np.unique(labels):
         count = int(np.sum(labels == c))
         home, at_home = int(c) % nodes, count if nodes == 1 else round(h * count)
-        held[home] += at_home
-        queue = sorted((node for node in range(nodes) if node != home), key=lambda node: (held[node], node))
+        sizes[home] += at_home
+        queue = sorted((node for node in range(nodes) if node != home), key=lambda node: (sizes[node], node))
         for k in range(count - at_home):
-            held[queue[k % len(queue)]] += 1
-    return bool(held.min() == 0)
+            sizes[queue[k % len(queue)]] += 1
+    return bool(sizes.min() == 0)
 
 
 @given(partition=partitions, labels=labels_of, nodes=st.integers(1, 12), seed=st.integers(0, 99))
 def test_every_sample_once_and_no_node_empty(
     partition: Any, labels: np.ndarray[Any, Any], nodes: int, seed: int
 ) -> None:
-    """A partition is a partition, the same one for the same seed; or it says in one line why there is none."""
+    """Every sample goes to one node, the same one for the same seed; impossible cases raise a one-line error."""
     if len(labels) < nodes:
         with pytest.raises(ValueError, match=r"^nodes: [^\n]*$"):
             assign(partition, labels, nodes, seed)
         return
-    if isinstance(partition, ByClass) and too_few_for_by_class(partition.h, labels, nodes):
+    if isinstance(partition, ByClass) and leaves_a_node_empty(partition.h, labels, nodes):
         with pytest.raises(ValueError, match=r"^partition.h: [^\n]*$"):
             assign(partition, labels, nodes, seed)
         return
@@ -59,7 +59,7 @@ def test_every_sample_once_and_no_node_empty(
 
 @given(labels=labels_of, nodes=st.integers(1, 12))
 def test_iid_sizes_differ_by_at_most_one(labels: np.ndarray[Any, Any], nodes: int) -> None:
-    """Equal parts."""
+    """The nodes get equal parts."""
     if len(labels) >= nodes:
         sizes = [len(part) for part in assign(Iid(), labels, nodes)]
         assert max(sizes) - min(sizes) <= 1
@@ -67,7 +67,7 @@ def test_iid_sizes_differ_by_at_most_one(labels: np.ndarray[Any, Any], nodes: in
 
 @given(h=st.floats(0.05, 0.95), nodes=st.integers(2, 12), classes=st.integers(1, 20), each=st.integers(300, 400))
 def test_by_class_gives_home_its_share_and_the_rest_evenly(h: float, nodes: int, classes: int, each: int) -> None:
-    """Of class c, node c mod m holds h to the nearest sample; any two other nodes differ by at most one."""
+    """Of class c, node c mod m gets h to the nearest sample; any two other nodes differ by at most one."""
     labels = np.repeat(np.arange(classes), each)
     parts = assign(ByClass(h=h), labels, nodes)
     for c in range(classes):
@@ -85,25 +85,27 @@ def test_by_class_serves_nodes_without_a_home_class() -> None:
     assert min(sizes[:3]) >= 80
 
 
-def test_by_class_deals_leftovers_to_those_who_hold_least() -> None:
-    """Ten classes with five samples to spare each fill twenty nodes; a fixed order of dealing would not."""
+def test_by_class_assigns_the_remainder_to_the_smallest_nodes() -> None:
+    """Ten classes with a remainder of five samples each fill twenty nodes; a fixed order would not."""
     labels = np.repeat(np.arange(10), 10)
     assert min(len(part) for part in assign(ByClass(h=0.5), labels, 20)) >= 1
 
 
-@pytest.mark.parametrize(("partition", "labels", "nodes", "says"), [
+@pytest.mark.parametrize(("partition", "labels", "nodes", "message"), [
     (Iid(), np.zeros(3, dtype=int), 4, r"nodes: 4 nodes cannot share 3 samples; use at most 3 nodes"),
     (Dirichlet(), np.zeros(3, dtype=int), 4, r"nodes: 4 nodes cannot share 3 samples"),
     (ByClass(h=1.0), np.repeat([0, 1, 2], 50), 5, r"partition.h: by_class with h=1 leaves node 3 .*choose h"),
 ])
-def test_the_impossible_is_refused(partition: Any, labels: np.ndarray[Any, Any], nodes: int, says: str) -> None:
-    """Too few samples, or homes only for some nodes: one line that names the field and what would work."""
-    with pytest.raises(ValueError, match=says):
+def test_impossible_partition_is_refused(
+    partition: Any, labels: np.ndarray[Any, Any], nodes: int, message: str
+) -> None:
+    """Too few samples, or a home class for some nodes only: one line that names the field and what would work."""
+    with pytest.raises(ValueError, match=message):
         assign(partition, labels, nodes)
 
 
 def test_by_class_on_a_single_node() -> None:
-    """m = 1: the node holds everything, whatever h is."""
+    """m = 1: the node has all samples, whatever h is."""
     assert len(assign(ByClass(h=0.0), np.arange(5), 1)[0]) == 5
 
 
@@ -123,12 +125,12 @@ def test_dirichlet_concentration() -> None:
 def test_train_and_val_have_the_same_homes(name: str) -> None:
     """A node's class shares on the lower level are those on the upper level, up to rounding."""
     samples = Digits().load(0, None)
-    train, val = deal(samples, 10, 0, PARTITIONS[name]())
-    for part, owned in ((samples.train, train), (samples.val, val)):
-        assert sum(len(index) for index in owned) == len(part)
+    train, val = assign_samples(samples, 10, 0, PARTITIONS[name]())
+    for part, indices in ((samples.train, train), (samples.val, val)):
+        assert sum(map(len, indices)) == len(part)
 
-    def shares(labels: np.ndarray[Any, Any], owned: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        counts = np.stack([np.bincount(labels[index], minlength=10) for index in owned])
+    def shares(labels: np.ndarray[Any, Any], indices: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        counts = np.stack([np.bincount(labels[index], minlength=10) for index in indices])
         return np.asarray(counts / counts.sum(axis=0))
 
     np.testing.assert_allclose(shares(samples.train.labels, train), shares(samples.val.labels, val), atol=0.03)

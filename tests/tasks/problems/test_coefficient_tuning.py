@@ -1,4 +1,4 @@
-"""Coefficient tuning: the regulariser's forms, the start, and what the record says."""
+"""Coefficient tuning: the regulariser's forms, the start, and the recorded facts."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_descent_learns_digits() -> None:
     assert problem.evaluate(x[:1], y[:1])["test_accuracy"][0] > 0.9
 
 
-def test_a_task_without_data_says_so() -> None:
-    """One line that names the field."""
+def test_missing_data_set_is_a_one_line_error() -> None:
+    """The error names the field."""
     with pytest.raises(ValueError, match=r"task\.dataset: this task learns from data"):
         CoefficientTuning().build(Setup(nodes=4, seed=0, dtype="float64", partition=ByClass()))

@@ -1,8 +1,10 @@
-"""The backbone: computed once per upper point, started once for all nodes, and worth learning."""
+"""Hyper-representation: one forward pass per upper point, one start for all nodes, and a backbone that learns."""
 
 import numpy as np
 import pytest
 
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.errors import InputError
 from dbo.tasks.api import Setup
 from dbo.tasks.datasets.digits import Digits
 from dbo.tasks.datasets.synthetic_text import SyntheticText
@@ -17,7 +19,7 @@ def problem() -> HyperRepresentationProblem:
     return HyperRepresentation().build(SETUP)
 
 
-def test_an_inner_loop_costs_one_forward_pass(problem: HyperRepresentationProblem) -> None:
+def test_inner_loop_costs_one_forward_pass(problem: HyperRepresentationProblem) -> None:
     """K gradient steps in y, the Hessian and the upper derivatives at one x share one forward pass per level."""
     shard = problem.shard(range(4))
     x, y = shard.x0, shard.y0
@@ -27,13 +29,13 @@ def test_an_inner_loop_costs_one_forward_pass(problem: HyperRepresentationProble
         getattr(shard, name)(x, y)
     shard.g_yy(x, y, y)
     shard.g_xy(x, y, y)
-    assert (shard.train.remembered.passes, shard.val.remembered.passes) == (1, 1)
+    assert (shard.train.cache.passes, shard.val.cache.passes) == (1, 1)
     shard.g_y(x + 1e-9, y)
-    assert (shard.train.remembered.passes, shard.val.remembered.passes) == (2, 1)
+    assert (shard.train.cache.passes, shard.val.cache.passes) == (2, 1)
 
 
-def test_a_reused_buffer_is_noticed(problem: HyperRepresentationProblem) -> None:
-    """Writing new values into the same array gives the new values' answer: the key is content, not identity."""
+def test_reused_buffer_is_detected(problem: HyperRepresentationProblem) -> None:
+    """New values in the same array give new results: the cache is keyed by content, not identity."""
     shard = problem.shard([0, 1])
     x, y = shard.x0.copy(), np.ones_like(shard.y0)
     before = shard.g_y(x, y)
@@ -76,8 +78,18 @@ def test_descent_learns(problem: HyperRepresentationProblem) -> None:
     assert problem.evaluate(x[:1], y[:1])["test_accuracy"][0] > 0.8
 
 
+@pytest.mark.parametrize(("hidden", "message"), [
+    ([16, 0], r"^task\.hidden\.1: 0 is not allowed; must be ≥ 1$"),
+    ([], r"^task\.hidden: \[\] is not allowed; must have at least one layer$"),
+])
+def test_layers_without_units_are_refused(hidden: list[int], message: str) -> None:
+    """The error names the layer, or the empty list."""
+    with pytest.raises(InputError, match=message):
+        Experiment(task={"name": "hyper_representation", "hidden": hidden})
+
+
 def test_sparse_data_is_refused() -> None:
-    """One line that names the field and why."""
+    """The error names the field and the reason."""
     setup = Setup(nodes=2, seed=0, dtype="float64", partition=ByClass(), data=SyntheticText(documents=200, features=50))
     with pytest.raises(ValueError, match=r"task.dataset: hyper_representation needs dense features"):
         HyperRepresentation(dataset="synthetic_text").build(setup)

@@ -1,4 +1,4 @@
-"""Every oracle of every task: derivatives against differences, rows against each other, dtypes and devices."""
+"""Oracles of every task: derivatives against finite differences, independent rows, dtypes and devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from dbo.tasks.problems.stacking import DenseRows
 
 @dataclass(frozen=True)
 class Ragged:
-    """Node 0 takes nearly everything: padding all nodes to its size would multiply the work."""
+    """One node has nearly all samples: padding all nodes to its size would multiply the work."""
 
     def assign(self, labels: Array, nodes: int, rng: np.random.Generator) -> list[Array]:
         sizes = np.array([2, 1, 9, 3, 1, 5])[: nodes - 1]
@@ -36,7 +36,7 @@ TEXT = SyntheticText(documents=120, features=40, classes=4, words=15)
 
 CASES: dict[str, tuple[Any, Any, Any, int]] = {
     "quadratic": (Quadratic(dim_x=4, dim_y=7), Iid(), None, 4),
-    "quadratic-wide": (Quadratic(dim_x=5, dim_y=3, mu=0.0, condition=3.0, heterogeneity=0.0), Iid(), None, 3),
+    "quadratic-more-x-than-y": (Quadratic(dim_x=5, dim_y=3, mu=0.0, condition=3.0, heterogeneity=0.0), Iid(), None, 3),
     "tuning-half_mean": (CoefficientTuning(), ByClass(), FEW, 5),
     "tuning-mean": (CoefficientTuning(reg_form="mean"), Dirichlet(alpha=0.4), FEW, 4),
     "tuning-sum": (CoefficientTuning(reg_form="sum"), Iid(), FEW, 3),
@@ -61,7 +61,7 @@ def problem(case: str, dtype: str = "float64") -> Problem:
 
 
 def point(shard: Shard, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Random rows x, y, v that nobody may write to."""
+    """Return random read-only rows x, y, v."""
     rng = np.random.default_rng(seed)
     x = shard.x0 + 0.3 * rng.standard_normal(shard.x0.shape).astype(shard.x0.dtype)
     y, v = (0.7 * rng.standard_normal(shard.y0.shape).astype(shard.y0.dtype) for _ in range(2))
@@ -70,25 +70,25 @@ def point(shard: Shard, seed: int = 0) -> tuple[Array, Array, Array]:
     return x, y, v
 
 
-def answers(shard: Shard, x: Any, y: Any, v: Any) -> dict[str, Any]:
+def evaluate_oracles(shard: Shard, x: Any, y: Any, v: Any) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(shard, name)(x, y) for name in ("f", "g", "f_x", "f_y", "g_x", "g_y")}
     return found | {name: getattr(shard, name)(x, y, v) for name in ("g_yy", "g_xy")}
 
 
 def differences(value: Callable[[Array], Array], at: Array, smooth: bool) -> Array:
-    """(rows, dim) derivative of (rows,) values by central differences; all rows are moved at once."""
+    """Return the (rows, dim) derivative of (rows,) values by central differences; all rows are shifted at once."""
     columns = []
     for k in range(at.shape[1]):
-        def moved(by: float, k: int = k) -> Array:
-            there = at.copy()
-            there[:, k] += by
-            return value(there)
+        def shifted(by: float, k: int = k) -> Array:
+            point = at.copy()
+            point[:, k] += by
+            return value(point)
         if smooth:
             h = 1e-3
-            columns.append((8 * (moved(h) - moved(-h)) - (moved(2 * h) - moved(-2 * h))) / (12 * h))
-        else:    # a wide stencil would step over kinks
+            columns.append((8 * (shifted(h) - shifted(-h)) - (shifted(2 * h) - shifted(-2 * h))) / (12 * h))
+        else:    # a larger stencil would step over kinks
             h = 1e-7
-            columns.append((moved(h) - moved(-h)) / (2 * h))
+            columns.append((shifted(h) - shifted(-h)) / (2 * h))
     return np.stack(columns, axis=1)
 
 
@@ -106,9 +106,9 @@ def test_gradient_is_the_derivative_of_the_value(case: str, name: str) -> None:
     value = getattr(shard, name[0])
     smooth = "relu" not in case
     if name[2] == "x":
-        numeric = differences(lambda there: value(there, y), x, smooth)
+        numeric = differences(lambda point: value(point, y), x, smooth)
     else:
-        numeric = differences(lambda there: value(x, there), y, smooth)
+        numeric = differences(lambda point: value(x, point), y, smooth)
     assert_close(numeric, getattr(shard, name)(x, y), 1e-6)
 
 
@@ -128,20 +128,20 @@ def test_jacobian_product_is_the_derivative_of_the_gradient(case: str) -> None:
     """∇²_xy g v equals central differences in x of ⟨∇_y g, v⟩."""
     shard = problem(case).shard(range(problem(case).nodes))
     x, y, v = point(shard)
-    numeric = differences(lambda there: np.sum(shard.g_y(there, y) * v, axis=1), x, "relu" not in case)
+    numeric = differences(lambda point: np.sum(shard.g_y(point, y) * v, axis=1), x, "relu" not in case)
     assert_close(numeric, shard.g_xy(x, y, v), 1e-6)
 
 
 @every_case
 def test_rows_do_not_influence_each_other(case: str) -> None:
-    """Changing one row's x, y and v leaves the answers of all other rows as they were, to the last bit."""
+    """Changing one row's x, y and v leaves the results of all other rows bit-identical."""
     shard = problem(case).shard(range(problem(case).nodes))
     x, y, v = point(shard)
-    before = answers(shard, x, y, v)
+    before = evaluate_oracles(shard, x, y, v)
     x2, y2, v2 = (rows.copy() for rows in (x, y, v))
     for rows in (x2, y2, v2):
         rows[1] *= -3.0
-    after = answers(shard, x2, y2, v2)
+    after = evaluate_oracles(shard, x2, y2, v2)
     others = np.arange(shard.nodes) != 1
     for name, rows in before.items():
         np.testing.assert_array_equal(after[name][others], rows[others], err_msg=name)
@@ -150,10 +150,10 @@ def test_rows_do_not_influence_each_other(case: str) -> None:
 
 @every_case
 def test_any_packing_gives_the_same_rows(case: str) -> None:
-    """shard([a, b]) and shard([a]) answer like rows a and b of the whole: padding and grouping change nothing."""
+    """shard([a, b]) and shard([a]) return rows a and b of the whole: padding and grouping change nothing."""
     whole = problem(case).shard(range(problem(case).nodes))
     x, y, v = point(whole)
-    expected = answers(whole, x, y, v)
+    expected = evaluate_oracles(whole, x, y, v)
     for ids in ([2, 0], [1], [problem(case).nodes - 1]):
         shard = problem(case).shard(ids)
         assert shard.nodes == len(ids)
@@ -161,20 +161,20 @@ def test_any_packing_gives_the_same_rows(case: str) -> None:
         assert (shard.dim_x, shard.dim_y) == (problem(case).dim_x, problem(case).dim_y)
         np.testing.assert_array_equal(shard.x0, whole.x0[ids])
         np.testing.assert_array_equal(shard.y0, whole.y0[ids])
-        for name, rows in answers(shard, x[ids], y[ids], v[ids]).items():
+        for name, rows in evaluate_oracles(shard, x[ids], y[ids], v[ids]).items():
             np.testing.assert_allclose(rows, expected[name][ids], rtol=1e-10, atol=1e-13, err_msg=name)
 
 
 @every_case
-def test_answers_are_fresh_arrays(case: str) -> None:
-    """Writing into an answer or a start changes neither the shard nor the next answer."""
+def test_results_are_fresh_arrays(case: str) -> None:
+    """Writing into a result changes neither the shard nor the next result."""
     shard = problem(case).shard([0, 1])
     x, y, v = point(shard)
-    first = answers(shard, x, y, v)
+    first = evaluate_oracles(shard, x, y, v)
     kept = {name: rows.copy() for name, rows in first.items()}
     for rows in first.values():
         rows[...] = np.nan
-    for name, rows in answers(shard, x, y, v).items():
+    for name, rows in evaluate_oracles(shard, x, y, v).items():
         np.testing.assert_array_equal(rows, kept[name], err_msg=name)
 
 
@@ -184,9 +184,9 @@ def test_float32_stays_float32(case: str) -> None:
     single = problem(case, "float32").shard([0, 1, 2])
     double = problem(case).shard([0, 1, 2])
     x, y, v = point(single)
-    expected = answers(double, *(rows.astype(np.float64) for rows in (x, y, v)))
+    expected = evaluate_oracles(double, *(rows.astype(np.float64) for rows in (x, y, v)))
     assert single.x0.dtype == single.y0.dtype == np.float32
-    for name, rows in answers(single, x, y, v).items():
+    for name, rows in evaluate_oracles(single, x, y, v).items():
         assert rows.dtype == np.float32, name
         scale = np.max(np.abs(expected[name]))
         np.testing.assert_allclose(rows, expected[name], rtol=1e-3, atol=1e-4 * scale, err_msg=name)
@@ -194,26 +194,26 @@ def test_float32_stays_float32(case: str) -> None:
 
 @dense_case
 def test_torch_tensors_give_the_same_numbers(case: str) -> None:
-    """A shard moved by `to(torch.asarray)` answers torch tensors with torch tensors of the same values."""
+    """A shard converted by `to(torch.asarray)` returns torch tensors of the same values."""
     torch = pytest.importorskip("torch")
     shard = problem(case).shard(range(problem(case).nodes))
-    moved = shard.to(lambda a: torch.asarray(a.copy()))
+    converted = shard.to(lambda a: torch.asarray(a.copy()))
     x, y, v = point(shard)
-    expected = answers(shard, x, y, v)
-    assert isinstance(moved.x0, torch.Tensor)
-    for name, rows in answers(moved, *(torch.asarray(rows.copy()) for rows in (x, y, v))).items():
+    expected = evaluate_oracles(shard, x, y, v)
+    assert isinstance(converted.x0, torch.Tensor)
+    for name, rows in evaluate_oracles(converted, *(torch.asarray(rows.copy()) for rows in (x, y, v))).items():
         assert isinstance(rows, torch.Tensor), name
         np.testing.assert_allclose(rows.numpy(), expected[name], rtol=1e-10, atol=1e-13, err_msg=name)
 
 
-def test_sparse_features_do_not_move() -> None:
-    """Sparse shards say in one line that they stay on the CPU."""
+def test_sparse_features_stay_on_the_cpu() -> None:
+    """Converting a sparse shard is a one-line error."""
     with pytest.raises(ValueError, match="sparse features stay on the CPU"):
         problem("tuning-sparse").shard([0]).to(np.asarray)
 
 
 def test_sparse_and_dense_features_agree() -> None:
-    """The same documents as CSR and as a plain matrix give the same answers."""
+    """The same documents as CSR and as a plain matrix give the same results."""
 
     class Dense:
         def load(self, seed: int, data_dir: str | None) -> Samples:
@@ -225,15 +225,15 @@ def test_sparse_and_dense_features_agree() -> None:
     dense = task.build(Setup(nodes=4, seed=3, dtype="float64", partition=ByClass(), data=Dense()))
     shards = dense.shard(range(4)), problem("tuning-sparse").shard(range(4))
     x, y, v = point(shards[0])
-    expected = answers(shards[0], x, y, v)
-    for name, rows in answers(shards[1], x, y, v).items():
+    expected = evaluate_oracles(shards[0], x, y, v)
+    for name, rows in evaluate_oracles(shards[1], x, y, v).items():
         np.testing.assert_allclose(rows, expected[name], rtol=1e-10, atol=1e-13, err_msg=name)
     for name, rows in problem("tuning-sparse").evaluate(x, y).items():
         np.testing.assert_allclose(rows, dense.evaluate(x, y)[name], rtol=1e-12)
 
 
 def test_ragged_nodes_are_not_padded_to_the_largest() -> None:
-    """Very unequal nodes are batched in groups: stored rows stay below three times the samples that exist."""
+    """Very unequal nodes are batched in groups: padding at most triples the number of rows."""
     built = problem("tuning-ragged")
     shard = built.shard(range(built.nodes))
     rows = shard.train.rows    # type: ignore[attr-defined]

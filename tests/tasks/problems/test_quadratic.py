@@ -1,8 +1,12 @@
-"""The quadratic's closed forms against minimisation and differences that know nothing of them."""
+"""Quadratic: closed forms against independent minimisation and finite differences."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.runs.runner import run
 from dbo.tasks.api import Array, Setup
 from dbo.tasks.partitions import Iid
 from dbo.tasks.problems.quadratic import Quadratic, QuadraticProblem
@@ -17,7 +21,7 @@ def problem(request: pytest.FixtureRequest) -> QuadraticProblem:
 
 
 def mean_rows(problem: QuadraticProblem, name: str, x: Array, y: Array) -> Array:
-    """(1/m) Σ_i of an oracle at one common (x, y), through the shard only."""
+    """Return (1/m) Σ_i of an oracle at one common (x, y), through the shard only."""
     shard = problem.shard(range(problem.nodes))
     rows = [np.tile(v, (problem.nodes, 1)) for v in (x, y)]
     mean: Array = getattr(shard, name)(*rows).mean(axis=0)
@@ -65,7 +69,7 @@ def test_solution_minimises_psi(problem: QuadraticProblem) -> None:
 @pytest.mark.parametrize("lam", [1.0, 10.0, 300.0])
 def test_penalty_solution_is_stationary(problem: QuadraticProblem, lam: float) -> None:
     """The mean oracles vanish at (x, y, z): ∇_y f + λ∇_y g at y, ∇_y g at z, ∇_x f + λ(∇_x g(y) − ∇_x g(z))."""
-    x, y, z = problem.penalty_solution(lam)
+    x, y, z = problem.penalty_minimisers(lam)
     upper = mean_rows(problem, "f_x", x, y)
     upper = upper + lam * (mean_rows(problem, "g_x", x, y) - mean_rows(problem, "g_x", x, z))
     np.testing.assert_allclose(mean_rows(problem, "f_y", x, y) + lam * mean_rows(problem, "g_y", x, y), 0, atol=1e-11)
@@ -76,15 +80,15 @@ def test_penalty_solution_is_stationary(problem: QuadraticProblem, lam: float) -
 def test_penalty_solution_approaches_the_solution_like_one_over_lambda(problem: QuadraticProblem) -> None:
     """Ten times the penalty, a tenth of the distance."""
     target = problem.solution()
-    near, nearer = (np.linalg.norm(problem.penalty_solution(lam)[0] - target) for lam in (1e3, 1e4))
+    near, nearer = (np.linalg.norm(problem.penalty_solution(lam) - target) for lam in (1e3, 1e4))
     assert nearer / near == pytest.approx(0.1, rel=0.05)
 
 
 @pytest.mark.parametrize("lam", [1.0, 10.0, 300.0])
 def test_penalty_hypergradient_vanishes_at_the_penalty_solution(problem: QuadraticProblem, lam: float) -> None:
     """∇ψ_λ(x) is 0 exactly where the stationary (x, y, z) is."""
-    found = problem.zero_of(lambda x: problem.penalty_hypergradient(x, lam))
-    np.testing.assert_allclose(found, problem.penalty_solution(lam)[0], rtol=1e-9)
+    found = problem.find_zero(lambda x: problem.penalty_hypergradient(x, lam))
+    np.testing.assert_allclose(found, problem.penalty_solution(lam), rtol=1e-9)
 
 
 def test_local_inverse_hypergradients_are_those_of_the_oracles(problem: QuadraticProblem) -> None:
@@ -104,7 +108,7 @@ def test_local_inverse_hypergradients_are_those_of_the_oracles(problem: Quadrati
         np.testing.assert_allclose(found, direction.mean(0), rtol=1e-10, atol=1e-12)
 
 
-def test_a_long_series_is_the_inverse(problem: QuadraticProblem) -> None:
+def test_long_series_is_the_inverse(problem: QuadraticProblem) -> None:
     """With many terms the pooled truncated hypergradient is ∇ψ; with few it is not."""
     x = np.linspace(-1, 2, problem.dim_x)
     np.testing.assert_allclose(
@@ -115,16 +119,16 @@ def test_a_long_series_is_the_inverse(problem: QuadraticProblem) -> None:
 
 def test_local_inverses_are_right_only_without_heterogeneity() -> None:
     """Each node's own inverse gives ψ's minimiser on identical nodes and another point on different ones."""
-    for heterogeneity, right in ((0.0, True), (1.0, False)):
+    for heterogeneity, is_exact in ((0.0, True), (1.0, False)):
         problem = Quadratic(heterogeneity=heterogeneity).build(SETUP)
-        for follow in (problem.local_inverse_hypergradient, problem.averaged_inverse_hypergradient):
-            x = problem.zero_of(lambda x, follow=follow: follow(x, 300, 1.2))
-            error = problem.extra(x, problem.y_star(x), None)["solution_error"]
-            assert (error < 1e-10) if right else (error > 0.1)
+        for hypergradient in (problem.local_inverse_hypergradient, problem.averaged_inverse_hypergradient):
+            x = problem.find_zero(lambda x, hypergradient=hypergradient: hypergradient(x, 300, 1.2))
+            error = problem.task_metrics(x, problem.y_star(x))["solution_error"]
+            assert (error < 1e-10) if is_exact else (error > 0.1)
 
 
-def test_condition_heterogeneity_and_scale_are_as_asked() -> None:
-    """Every H_i has eigenvalues from 1/condition to 1; heterogeneity 0 makes nodes identical; nodes are stable."""
+def test_condition_heterogeneity_and_scale_are_as_requested() -> None:
+    """Every H_i has eigenvalues from 1/condition to 1; heterogeneity 0 makes nodes equal; more nodes change none."""
     problem = Quadratic(condition=50.0, heterogeneity=0.7).build(SETUP)
     eigenvalues = np.linalg.eigvalsh(problem.h)
     np.testing.assert_allclose(eigenvalues[:, 0], 1 / 50, rtol=1e-9)
@@ -136,14 +140,32 @@ def test_condition_heterogeneity_and_scale_are_as_asked() -> None:
     np.testing.assert_allclose(fewer.h, problem.h[:2], rtol=1e-12, atol=1e-15)
 
 
-def test_extra_measures_distances_to_known_points(problem: QuadraticProblem) -> None:
-    """Zero at the solution, one at zero; the penalty's error only for methods that have a penalty."""
+def test_task_metrics_are_distances_to_known_points(problem: QuadraticProblem) -> None:
+    """Zero at the solution, one at zero, in between at the solution of a penalty method."""
     x = problem.solution()
     y = problem.y_star(x)
-    assert set(problem.extra(x, y, None)) == {"solution_error", "hypergradient_error"}
-    assert problem.extra(x, y, None)["solution_error"] == 0.0
-    assert problem.extra(0 * x, y, None)["solution_error"] == pytest.approx(1.0)
-    assert problem.extra(0 * x, y, None)["hypergradient_error"] == pytest.approx(1.0)
-    there = problem.penalty_solution(10.0)[0]
-    assert problem.extra(there, y, 10.0)["penalty_error"] == 0.0
-    assert problem.extra(there, y, 10.0)["solution_error"] > 1e-3
+    assert set(problem.task_metrics(x, y)) == {"solution_error", "hypergradient_error"}
+    assert problem.task_metrics(x, y)["solution_error"] == 0.0
+    assert problem.task_metrics(0 * x, y)["solution_error"] == pytest.approx(1.0)
+    assert problem.task_metrics(0 * x, y)["hypergradient_error"] == pytest.approx(1.0)
+    penalised = problem.penalty_solution(10.0)
+    assert problem.task_metrics(penalised, y)["solution_error"] > 1e-3
+
+
+def test_penalty_error_is_the_distance_to_the_penalty_solution(tmp_path: Path) -> None:
+    """Evaluations of a penalty method report ‖x̄ − x_λ‖ / ‖x_λ‖; those of other methods have no such metric."""
+    penalised, other = (
+        run(Experiment(
+            algorithm={"name": name}, task={"name": "quadratic"}, nodes=4, rounds=2, dtype="float64",
+            engine={"name": "local"}, tracking={"uri": "off"},
+        ), tmp_path / name)
+        for name in ("c2dfb", "d_soba")
+    )
+    problem = Quadratic().build(Setup(nodes=4, seed=0, dtype="float64", partition=Iid()))
+    target = problem.penalty_solution(penalised.experiment.algorithm["lam"])
+    expected = np.linalg.norm(penalised.state["x"].mean(axis=0) - target) / np.linalg.norm(target)
+    assert penalised.history["penalty_error"].iloc[-1] == pytest.approx(expected, rel=1e-12)
+    columns = [name for name in penalised.history if name.endswith("_error")]
+    assert columns == ["solution_error", "hypergradient_error", "penalty_error"]
+    assert "penalty_error" not in other.history
+    assert "solution_error" in other.history

@@ -1,15 +1,15 @@
-"""Coefficient tuning in compiled loops: the same answers as the stacked products give."""
+"""Coefficient tuning in compiled loops: the same results as the stacked products."""
 
 import numpy as np
 import pytest
 
 from dbo.tasks.api import Setup
 from dbo.tasks.datasets.synthetic_text import SyntheticText
-from dbo.tasks.kernels import threads
+from dbo.tasks.kernels import bag_of_words, threads
 from dbo.tasks.partitions import ByClass
-from dbo.tasks.problems import coefficient_tuning
+from dbo.tasks.problems import coefficient_tuning, sparse_tuning
 from dbo.tasks.problems.coefficient_tuning import CoefficientTuning, CoefficientTuningShard
-from dbo.tasks.problems.wide_tuning import WideTuningShard
+from dbo.tasks.problems.sparse_tuning import SparseTuningShard
 
 DATA = SyntheticText(documents=300, features=90, classes=7, words=15)
 
@@ -22,34 +22,40 @@ def test_oracles_are_those_of_stacked_products(monkeypatch: pytest.MonkeyPatch, 
         Setup(nodes=4, seed=0, dtype=dtype, partition=ByClass(), data=DATA)
     )
     plain = problem.shard([2, 0, 3])
-    monkeypatch.setattr(coefficient_tuning, "WIDE", 1)
-    wide = problem.shard([2, 0, 3])
+    monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)
+    fused = problem.shard([2, 0, 3])
     assert isinstance(plain, CoefficientTuningShard)
-    assert isinstance(wide, WideTuningShard)
+    assert isinstance(fused, SparseTuningShard)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, problem.dim_x)).astype(dtype)
     y, v = (rng.standard_normal((3, problem.dim_y)).astype(dtype) * 3 for _ in range(2))
     close = {"rtol": 1e-4, "atol": 1e-6} if dtype == "float32" else {"rtol": 1e-12, "atol": 1e-15}
-    threads.use(count)
+    threads.set_threads(count)
     try:
         for name in ("f", "g", "f_x", "f_y", "g_x", "g_y"):
-            found, expected = getattr(wide, name)(x, y), getattr(plain, name)(x, y)
+            found, expected = getattr(fused, name)(x, y), getattr(plain, name)(x, y)
             assert found.dtype == expected.dtype == dtype
             np.testing.assert_allclose(found, expected, **close, err_msg=name)
         for name in ("g_yy", "g_xy"):
-            np.testing.assert_allclose(getattr(wide, name)(x, y, v), getattr(plain, name)(x, y, v), **close)
+            np.testing.assert_allclose(getattr(fused, name)(x, y, v), getattr(plain, name)(x, y, v), **close)
         both = 0.1 * plain.f_y(x, y) + 2.0 * plain.g_y(x, y)
-        np.testing.assert_allclose(wide.h_y(x, y, 0.1, 2.0), both, **close)
+        np.testing.assert_allclose(fused.h_y(x, y, 0.1, 2.0), both, **close)
     finally:
-        threads.use(1)
+        threads.set_threads(1)
 
 
 def test_large_scores_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each document's largest score is taken out before anything is exponentiated."""
-    monkeypatch.setattr(coefficient_tuning, "WIDE", 1)
+    """Each document's largest score is subtracted before exponentials are taken."""
+    monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)
     problem = CoefficientTuning().build(Setup(nodes=2, seed=0, dtype="float32", partition=ByClass(), data=DATA))
     shard = problem.shard([0, 1])
     y = np.full((2, problem.dim_y), 1e6, dtype="float32")
     y[:, ::7] = 3e6
     for found in (shard.f(shard.x0, y), shard.g_y(shard.x0, y), shard.g_yy(shard.x0, y, y)):
         assert np.isfinite(found).all()
+
+
+def test_compiled_kernels_are_found_on_disk() -> None:
+    """The notice about compiling appears once, not at every start."""
+    sparse_tuning.compile_kernels("float32")
+    assert sparse_tuning._is_cached(bag_of_words.ridge_gradient)

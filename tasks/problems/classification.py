@@ -1,0 +1,69 @@
+"""Share what all classification problems have: samples, the nodes' samples, and test metrics."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dbo.tasks.api import Array, Part, Problem, Samples
+
+
+@dataclass(frozen=True, eq=False)
+class ClassificationProblem(Problem, ABC):
+    """Samples, and the numbers of the samples that each node has."""
+
+    task: ClassVar[str]
+
+    samples: Samples
+    train: list[Array]    # sample numbers per node
+    val: list[Array]
+    seed: int
+    dtype: str
+
+    @property
+    def nodes(self) -> int:
+        return len(self.train)
+
+    @abstractmethod
+    def scores(self, x: Array, y: Array, features: Array) -> Array:
+        """Return the (samples, classes) scores of one model, given as 1-d arrays."""
+
+    def node_parts(self, ids: Sequence[int]) -> tuple[list[Part], list[Part]]:
+        """Return the train and the validation samples of these nodes."""
+        return [self.samples.train.take(self.train[i]) for i in ids], [self.samples.val.take(self.val[i]) for i in ids]
+
+    def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
+        labels = self.samples.test.labels
+        found = [
+            accuracy_and_loss(self.scores(x_row, y_row, self._test_features), labels)
+            for x_row, y_row in zip(np.asarray(x), np.asarray(y), strict=True)
+        ]
+        accuracy, loss = np.array(found).reshape(-1, 2).T
+        return {"test_accuracy": accuracy, "test_loss": loss}
+
+    @cached_property
+    def _test_features(self) -> Any:
+        return self.samples.test.features.astype(self.dtype)
+
+    def shape(self) -> dict[str, Any]:
+        """Return the facts about the model that `describe` records."""
+        return {"dim_x": self.dim_x, "dim_y": self.dim_y}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "task": self.task, "nodes": self.nodes, **self.shape(),
+            "train_sizes": [len(index) for index in self.train], "val_sizes": [len(index) for index in self.val],
+            **self.samples.describe(),
+        }
+
+
+def accuracy_and_loss(scores: Array, labels: Array) -> tuple[float, float]:
+    """Return the share of correct predictions and the mean cross-entropy of one model, computed in float64."""
+    scores = np.asarray(scores, dtype=np.float64)
+    top = np.max(scores, axis=1)
+    log_sum = np.log(np.sum(np.exp(scores - top[:, None]), axis=1)) + top
+    at_label = scores[np.arange(len(labels)), labels]
+    return float(np.mean(np.argmax(scores, axis=1) == labels)), float(np.mean(log_sum - at_label))

@@ -1,0 +1,173 @@
+"""Coefficient tuning on sparse data with many parameters: the same oracles, node by node, in compiled loops.
+
+coefficient_tuning.py has the formulas. Here a node's documents are two sparse matrices, by document and by word, and a
+result is written once: with the 2.03 million entries of 20 Newsgroups an oracle takes little longer than that write.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dbo.tasks.api import Array, Part, Shard, WeightedGradient
+from dbo.tasks.kernels import bag_of_words
+from dbo.tasks.kernels.threads import map_rows
+from dbo.tasks.notices import print_notice
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Documents:
+    """One node's samples of one level, by document and by word."""
+
+    features: sparse.csr_array      # (documents, words)
+    words: sparse.csr_array         # (words, documents)
+    labels: Array
+
+    def scores(self, w: Array) -> Array:
+        """Return (documents, classes) scores for w (words, classes)."""
+        a = self.features
+        scores = np.empty((a.shape[0], w.shape[1]), dtype=w.dtype)
+        bag_of_words.scores(a.indptr, a.indices, a.data, w, scores)
+        return scores
+
+    def residual(self, w: Array, weight: float = 1.0) -> Array:
+        """Return `weight` times the derivative of the mean cross-entropy with respect to the scores."""
+        scores = self.scores(w)
+        bag_of_words.residual_in_place(scores, self.labels, w.dtype.type(weight / len(self.labels)))
+        return scores
+
+    def curvature(self, w: Array, v: Array) -> Array:
+        """Return the second derivative of the mean cross-entropy, times the scores of v."""
+        along = self.scores(v)
+        bag_of_words.curvature_in_place(self.scores(w), along, w.dtype.type(1 / len(self.labels)))
+        return along
+
+    def loss(self, w: Array) -> float:
+        return float(bag_of_words.sum_losses(self.scores(w), self.labels)) / len(self.labels)
+
+    @property
+    def by_word(self) -> tuple[Array, Array, Array]:
+        return self.words.indptr, self.words.indices, self.words.data
+
+
+def index_parts(parts: Sequence[Part], dtype: str) -> tuple[Documents, ...]:
+    """Index the samples of each node by document and by word."""
+    matrices = [sparse.csr_array(part.features.astype(dtype)) for part in parts]
+    return tuple(
+        Documents(a, sparse.csr_array(a.T), np.asarray(part.labels, dtype=np.int64))
+        for a, part in zip(matrices, parts, strict=True)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class SparseTuningShard(Shard):
+    """Closed-form oracles, a node at a time."""
+
+    train: tuple[Documents, ...]
+    val: tuple[Documents, ...]
+    classes: int
+    scale: float
+
+    def f(self, x: Array, y: Array) -> Array:
+        return np.array(map_rows(lambda i: self.val[i].loss(self._matrix(y, i)), len(y)), dtype=y.dtype)
+
+    def g(self, x: Array, y: Array) -> Array:
+        ridge = self.g_x(x, y).sum(axis=1, dtype=np.float64)
+        return np.array(map_rows(lambda i: self.train[i].loss(self._matrix(y, i)) + ridge[i], len(y)), dtype=y.dtype)
+
+    def f_x(self, x: Array, y: Array) -> Array:
+        return np.zeros_like(x)
+
+    def f_y(self, x: Array, y: Array) -> Array:
+        def write(i: int, out: Array) -> None:
+            val = self.val[i]
+            bag_of_words.gradient(*val.by_word, val.residual(self._matrix(y, i)), out)
+
+        return self._fill_rows(y, write)
+
+    def g_x(self, x: Array, y: Array) -> Array:
+        return self._row_products(self.scale, x, y, y)
+
+    def g_y(self, x: Array, y: Array) -> Array:
+        return self._weighted_gradient(x, y, 0.0, 1.0)
+
+    @property
+    def h_y(self) -> WeightedGradient:
+        return self._weighted_gradient
+
+    def _weighted_gradient(self, x: Array, y: Array, f_weight: float, g_weight: float) -> Array:
+        """Return f_weight ∇_y f + g_weight ∇_y g, computed in one pass."""
+        def write(i: int, out: Array) -> None:
+            train, val, w = self.train[i], self.val[i], self._matrix(y, i)
+            residual, ridge = train.residual(w, g_weight), self._ridge(x[i], g_weight)
+            if f_weight:
+                bag_of_words.weighted_gradient(
+                    *train.by_word, residual, ridge, w, *val.by_word, val.residual(w, f_weight), out
+                )
+            else:
+                bag_of_words.ridge_gradient(*train.by_word, residual, ridge, w, out)
+
+        return self._fill_rows(y, write)
+
+    def g_yy(self, x: Array, y: Array, v: Array) -> Array:
+        def write(i: int, out: Array) -> None:
+            train, u = self.train[i], self._matrix(v, i)
+            curvature = train.curvature(self._matrix(y, i), u)
+            bag_of_words.ridge_gradient(*train.by_word, curvature, self._ridge(x[i]), u, out)
+
+        return self._fill_rows(y, write)
+
+    def g_xy(self, x: Array, y: Array, v: Array) -> Array:
+        return self._row_products(2.0 * self.scale, x, y, v)
+
+    def _fill_rows(self, y: Array, write: Callable[[int, Array], None]) -> Array:
+        out = np.empty(y.shape, dtype=y.dtype)
+        map_rows(lambda i: write(i, self._matrix(out, i)), len(out))
+        return out
+
+    def _row_products(self, factor: float, x: Array, y: Array, v: Array) -> Array:
+        out = np.empty(x.shape, dtype=x.dtype)
+        scale = x.dtype.type(factor)
+
+        def write(i: int) -> None:
+            bag_of_words.row_products(self._matrix(y, i), self._matrix(v, i), scale * np.exp(x[i]), out[i])
+
+        map_rows(write, len(out))
+        return out
+
+    def _matrix(self, y: Array, i: int) -> Array:
+        matrix: Array = y[i].reshape(-1, self.classes)
+        return matrix
+
+    def _ridge(self, x: Array, weight: float = 1.0) -> Array:
+        """Return (words,) the curvature of the regulariser, which is the same for every class."""
+        ridge: Array = x.dtype.type(2.0 * self.scale * weight) * np.exp(x)
+        return ridge
+
+
+@cache
+def compile_kernels(dtype: str) -> None:
+    """Compile every kernel for one dtype, or load it from numba's cache, so that no measurement includes it."""
+    if not _is_cached(bag_of_words.ridge_gradient):
+        print_notice("compiling kernels for sparse gradients, once")
+    part = Part(sparse.csr_array(np.eye(2, 3, dtype=dtype)), np.array([0, 1]))
+    documents = index_parts([part], dtype)
+    x, y = np.zeros((1, 3), dtype=dtype), np.zeros((1, 6), dtype=dtype)
+    tiny = SparseTuningShard(
+        ids=np.zeros(1, dtype=np.int64), seed=0, x0=x, y0=y, train=documents, val=documents, classes=2, scale=1.0
+    )
+    for oracle in (tiny.f, tiny.g, tiny.f_y, tiny.g_y, tiny.g_x):
+        oracle(x, y)
+    tiny.h_y(x, y, 1.0, 1.0)
+    tiny.g_yy(x, y, y)
+
+
+def _is_cached(kernel: Any) -> bool:
+    """Return whether numba has this kernel on disk."""
+    module, name = kernel.py_func.__module__.rpartition(".")[2], kernel.py_func.__name__
+    folder = kernel.stats.cache_path
+    return folder is not None and any(Path(folder).glob(f"{module}.{name}-*.nbc"))

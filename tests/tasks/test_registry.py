@@ -1,0 +1,96 @@
+"""Tasks and data sets of the registry: reproducible data, parameters without clashes, declared metrics, imports."""
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dbo.tasks.api
+from dbo.tasks.api import Array, Samples, Setup
+from dbo.tasks.partitions import Iid
+from dbo.tasks.registry import DATASETS, TASKS
+
+TASKS_FOLDER = Path(dbo.tasks.api.__file__).parent
+
+
+def columns(samples: Samples) -> list[Array]:
+    return [array for part in samples.parts for array in part.arrays()]
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic_text"])    # the others need files and have their own tests
+def test_same_seed_same_data_other_seed_other_data(name: str) -> None:
+    """Equal seeds give equal arrays and hashes; another seed gives another split."""
+    data = DATASETS[name]()
+    first, again, other = data.load(0, None), data.load(0, None), data.load(1, None)
+    for a, b in zip(columns(first), columns(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert first.describe()["data_sha256"] == again.describe()["data_sha256"] != other.describe()["data_sha256"]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_no_field_of_a_data_set_is_also_a_field_of_a_task(name: str) -> None:
+    """Both kinds of parameters share a section of an experiment file, so their names must differ."""
+    own = {f.name for f in fields(DATASETS[name])}    # type: ignore[arg-type]
+    for task in TASKS.values():
+        assert not own & {f.name for f in fields(task)}    # type: ignore[arg-type]
+
+
+def test_tasks_accept_data_sets_that_exist() -> None:
+    """Every name in a task's `datasets` is in DATASETS, and its default is among them."""
+    for task in TASKS.values():
+        assert set(task.datasets) <= set(DATASETS)
+        if task.datasets:
+            assert task().dataset in task.datasets    # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_test_metrics_declare_their_direction(name: str) -> None:
+    """A task declares for each of its test metrics whether larger or smaller values are better."""
+    task = TASKS[name]
+    data = DATASETS[task.datasets[0]]() if task.datasets else None
+    problem = task().build(Setup(nodes=2, seed=0, dtype="float64", partition=Iid(), data=data))
+    shard = problem.shard([0])
+    assert set(problem.evaluate(shard.x0, shard.y0)) <= set(task.metrics)
+    assert set(task.metrics.values()) <= {"max", "min"}
+
+
+def import_closure(module: str) -> set[str]:
+    """Return the modules of dbo.tasks that `module` imports, directly or not, at the top or inside functions."""
+    closure: set[str] = set()
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        file = TASKS_FOLDER / f"{name.replace('.', '/')}.py"
+        if name in closure or not file.is_file():
+            continue
+        closure.add(name)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dbo.tasks"):
+                base = (node.module or "").removeprefix("dbo.tasks").removeprefix(".")
+                pending += [base, *(f"{base}.{alias.name}".removeprefix(".") for alias in node.names)]
+    return closure
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_task_imports_neither_the_registry_nor_data_sets(name: str) -> None:
+    """The code of a task is what its module imports: an edit of a data set or of another task is not an edit of it."""
+    closure = import_closure(f"problems.{name}")
+    assert {"api", "arrays", f"problems.{name}"} <= closure
+    assert "registry" not in closure
+    assert not {module for module in closure if module.startswith("datasets.")}
+    assert not {f"problems.{other}" for other in TASKS if other != name} & closure
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_data_set_imports_only_what_it_needs(name: str) -> None:
+    """The code of a data set is its module, the splits and, for downloaded files, the cache."""
+    closure = import_closure(f"datasets.{name}")
+    cached = {"datasets.cache", "notices"} if name in ("mnist", "newsgroups") else set()
+    assert closure == {"api", "arrays", f"datasets.{name}", "datasets.splits"} | cached
+
+
+def test_an_import_inside_a_function_is_found() -> None:
+    """Coefficient tuning imports its compiled kernels only for large sparse data; they are part of its code."""
+    assert {"problems.sparse_tuning", "kernels.bag_of_words"} <= import_closure("problems.coefficient_tuning")
