@@ -1,1 +1,1 @@
-"""Configuration: experiments, validation, overrides, presets, plugins, engine settings. Never imports the runtime."""
+"""Configuration: experiments, validation, overrides, presets, plugins, engine settings. Never imports the engines."""

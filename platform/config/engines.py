@@ -1,4 +1,4 @@
-"""Engine settings: what `engine:` in an experiment may say. The engines themselves are in `platform.engine`."""
+"""Define the settings of an experiment's `engine:` section. The engines themselves are in `platform.engine`."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -19,9 +19,9 @@ class LocalSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """Nodes in Ray actors, one each while the cluster has the CPUs or GPUs, several to an actor otherwise."""
+    """Nodes in Ray actors: one node per actor if the cluster has the CPUs or GPUs, several otherwise."""
 
-    # These do not influence the results: they may differ when a run is resumed.
+    # These do not influence results: they may differ when a run is resumed.
     runtime_only: ClassVar[frozenset[str]] = frozenset(
         {"address", "placement", "placement_timeout", "step_timeout", "max_recoveries"}
     )
@@ -31,10 +31,10 @@ class RaySettings:
     cpus_per_node: float | None = param(
         None, help="CPUs reserved for each node; null: the actors share what the cluster has")
     threads: int = param(1, ge=1, help="threads of an actor's linear algebra")
-    address: str | None = param(None, help="a running cluster; null: RAY_ADDRESS, else an own one on loopback")
+    address: str | None = param(None, help="a running cluster; null: RAY_ADDRESS, else a new one on loopback")
     placement: Literal["spread", "pack"] = param("spread", help="actors over the machines, or as close as possible")
     placement_timeout: float = param(60.0, gt=0, help="seconds to wait for the cluster to place the actors")
-    step_timeout: float = param(600.0, gt=0, help="seconds to wait for an answer before actors count as lost")
+    step_timeout: float = param(600.0, gt=0, help="seconds to wait for a step before actors count as lost")
     max_recoveries: int = param(100, ge=0, help="how often lost actors are replaced before the run fails")
 
     def __post_init__(self) -> None:

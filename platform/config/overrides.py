@@ -1,4 +1,4 @@
-"""`key=value` on the command line: dotted paths into the experiment, values read as YAML."""
+"""Parse and apply `key=value` overrides: dotted paths into the experiment, values read as YAML."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from dbo.platform.errors import InputError
 
 
 def parse(arguments: Iterable[str]) -> dict[str, Any]:
-    """{"algorithm.lam": 100.0, …} in the order given; a path given twice keeps its last value."""
+    """Return {"algorithm.lam": 100.0, …} in the order given; a path given twice keeps its last value."""
     overrides: dict[str, Any] = {}
     for argument in arguments:
         path, sign, text = argument.partition("=")
@@ -19,10 +19,9 @@ def parse(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def apply(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with the overrides laid on top.
+    """Return `data` with the overrides applied.
 
-    Naming another component (`algorithm.name=mdbo` over a file that says c2dfb) drops the parameters that belonged to
-    the old one: they mean nothing to the new one.
+    Another component's name (`algorithm.name=mdbo` over a file with c2dfb) drops the parameters of the old component.
     """
     result: dict[str, Any] = _copy(data)
     for path, value in overrides.items():

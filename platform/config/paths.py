@@ -1,6 +1,6 @@
-"""Paths in an experiment: in a file they are relative to that file, anywhere else to the working directory.
+"""Resolve paths in an experiment: relative to the file they stand in, else to the working directory.
 
-What is recorded of a run has them in full, so that it can be repeated and gone on with from anywhere.
+A run records absolute paths, so that it can be repeated and resumed from anywhere.
 """
 
 import os
@@ -9,32 +9,31 @@ from pathlib import Path
 from typing import Any
 
 
-def seen_from(file: str | Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment as it stands in a file, its paths as the working directory sees them."""
+def resolve_from_file(file: str | Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experiment in a file with its paths relative to the working directory."""
     folder = Path(file).parent
-    return _changed(data, lambda path: path if _fixed(path) or folder == Path() else str(folder / path))
+    return _map_paths(data, lambda path: path if _is_fixed(path) or folder == Path() else str(folder / path))
 
 
-def in_full(data: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment with absolute paths."""
-    return _changed(data, lambda path: path if _fixed(path) else os.path.abspath(path))
+def make_absolute(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an experiment with absolute paths."""
+    return _map_paths(data, lambda path: path if _is_fixed(path) else os.path.abspath(path))
 
 
-def opened(path: str | Path) -> Path:
-    """Where a path leads; a ~ of somebody who is not known here stays as it is, and is not found."""
+def expand_user(path: str | Path) -> Path:
+    """Return a path with ~ replaced by the home folder; the ~ of an unknown user stays."""
     return Path(os.path.expanduser(path))
 
 
-def _fixed(path: str) -> bool:
+def _is_fixed(path: str) -> bool:
     return not path or path.startswith("~") or "://" in path or os.path.isabs(path)
 
 
-def _changed(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """With another word for each path; what is not as it should be stays, and is told of by whoever checks it."""
+def _map_paths(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return the experiment with every path changed; values of a wrong type stay, validation reports them."""
     result = dict(data)
     if isinstance(plugins := result.get("plugins"), list | tuple):
-        files = (isinstance(plugin, str) and plugin.endswith(".py") for plugin in plugins)
-        result["plugins"] = [change(p) if file else p for p, file in zip(plugins, files, strict=True)]
+        result["plugins"] = [change(p) if isinstance(p, str) and p.endswith(".py") else p for p in plugins]
     if isinstance(topology := result.get("topology"), Mapping) and isinstance(topology.get("file"), str):
         result["topology"] = {**topology, "file": change(topology["file"])}
     if isinstance(folder := result.get("data_dir"), str):

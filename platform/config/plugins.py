@@ -1,30 +1,28 @@
-"""A stranger's algorithms and tasks: Python files or modules that an experiment names under `plugins`.
+"""Load a user's algorithms: Python files or modules that an experiment names under `plugins`.
 
 A plugin is code and runs with the rights of whoever runs the experiment: name only files that you would run yourself.
 """
 
 import hashlib
 import importlib
-import inspect
 import sys
 import traceback
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from dbo.algorithms import registry
 from dbo.algorithms.registry import Algorithm, algorithms
-from dbo.platform.config.paths import opened
-from dbo.platform.config.validation import check_defaults
+from dbo.platform.config.code_identity import Source, combine, parse_source, read_source
+from dbo.platform.config.paths import expand_user
+from dbo.platform.config.validation import validate_defaults
 from dbo.platform.errors import InputError
-from dbo.tasks import api
 
-_loaded: dict[str, str] = {}      # module → digest of its source: a file that was edited meanwhile is run again
+_loaded: dict[str, bytes] = {}      # module → the source that runs: a file that was edited meanwhile is run again
 
 
 def load(plugins: tuple[str, ...]) -> None:
-    """Imports each plugin once; what it registers can then be named in experiments."""
-    algorithms()       # built-ins first: a plugin that takes one of their names is the one to blame
+    """Import each plugin once; experiments can then name what it registers."""
+    algorithms()       # built-ins first: a plugin that uses one of their names is the one to refuse
     for number, plugin in enumerate(plugins):
         where = f"plugins.{number}"
         try:
@@ -34,73 +32,72 @@ def load(plugins: tuple[str, ...]) -> None:
                 importlib.import_module(plugin)
                 if not any(_top(found.round.__module__) == _top(plugin) for found in algorithms().values()):
                     raise InputError(f"{plugin} registers no algorithm")
-                _check(plugin)
+                _validate_algorithms(plugin)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         except ImportError as error:
-            raise InputError(f"{where}: {plugin} cannot be imported: {_missing(Path(plugin), error)}") from error
+            raise InputError(f"{where}: {plugin} cannot be imported: {_explain(Path(plugin), error)}") from error
         except (Exception, SystemExit) as error:
             raise InputError(f"{where}: {plugin} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _missing(plugin: Path, error: ImportError) -> str:
-    """Why an import failed. Files beside a plugin are no part of it: no run key and no job would have them."""
-    told, wanted = f"{type(error).__name__}: {error}", (error.name or "").partition(".")[0]
+def _explain(plugin: Path, error: ImportError) -> str:
+    """Return why an import failed; files beside a plugin are no part of it, no run key and no job includes them."""
+    reason, wanted = f"{type(error).__name__}: {error}", (error.name or "").partition(".")[0]
     if plugin.suffix != ".py":
-        return told
-    beside = [opened(plugin).with_name(name) for name in (f"{wanted}.py", wanted)] if wanted else []
+        return reason
+    beside = [expand_user(plugin).with_name(name) for name in (f"{wanted}.py", wanted)] if wanted else []
     if "relative import" not in str(error) and not any(path.exists() for path in beside):
-        return told
-    return f"{told}; a plugin is one file, and one of several files is named as a module: plugins=[package.module]"
+        return reason
+    return f"{reason}; a plugin is one file; if it needs several, name a module: plugins=[package.module]"
 
 
 def _load_file(path: Path) -> None:
-    name = _module(path)
+    name, file = _module_name(path), expand_user(path)
     try:
-        source = opened(path).read_bytes()
+        source = file.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    digest = hashlib.sha256(source).hexdigest()
-    if _loaded.get(name) == digest:
+    if _loaded.get(name) == source:
         return
     module = ModuleType(name)
-    module.__file__ = str(opened(path).resolve())
+    module.__file__ = str(file.resolve())
     sys.modules[name] = module
     registry.forget(name)              # what the file registered before it was edited
     try:
         exec(compile(source, module.__file__, "exec"), module.__dict__)
         if not any(found.round.__module__ == name for found in algorithms().values()):
-            way = "write @algorithm(…) above its round; one in another file is named as plugins=[package.module]"
-            raise InputError(f"{path} registers no algorithm: {way}")
-        _check(name)
+            how = "write @algorithm(…) above its round; name one in another file as plugins=[package.module]"
+            raise InputError(f"{path} registers no algorithm: {how}")
+        _validate_algorithms(name)
     except BaseException:
         del sys.modules[name]
-        registry.forget(name)          # an algorithm that is not sound cannot be named
+        registry.forget(name)          # no experiment can name an invalid algorithm
         _loaded.pop(name, None)
         raise
-    _loaded[name] = digest
+    _loaded[name] = source
 
 
-def files() -> set[str]:
-    """The files of loaded plugins, as tracebacks name them."""
+def plugin_files() -> set[str]:
+    """Return the files of loaded plugins, as tracebacks name them."""
     return {str(sys.modules[name].__file__) for name in _loaded if name in sys.modules}
 
 
-def position(error: BaseException) -> str:
-    """Where in a plugin an error was made; empty if it was not made in one."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files()]
+def locate_error(error: BaseException) -> str:
+    """Return the file and line of a plugin where an error was raised; empty if it was raised elsewhere."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in plugin_files()]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
-def _check(module: str) -> None:
-    """What a plugin's algorithms can be told must be sound before anybody tells them anything."""
+def _validate_algorithms(module: str) -> None:
+    """Refuse an algorithm whose own defaults or claim are wrong before an experiment uses it."""
     for found in algorithms().values():
         if f"{found.round.__module__}.".startswith(f"{module}."):
-            _check_algorithm(found)
+            _validate_algorithm(found)
 
 
-def _check_algorithm(found: Algorithm) -> None:
-    check_defaults(f"algorithm {found.name!r}: {found.config.__name__}", found.config)
+def _validate_algorithm(found: Algorithm) -> None:
+    validate_defaults(f"algorithm {found.name!r}: {found.config.__name__}", found.config)
     if found.claim is not None:
         try:
             found.config(**found.claim.steps)
@@ -110,37 +107,29 @@ def _check_algorithm(found: Algorithm) -> None:
 
 
 def _top(module: str) -> str:
-    """The package that a module belongs to."""
+    """Return the package that a module belongs to."""
     return module.partition(".")[0]
 
 
-def _module(path: Path) -> str:
-    return "dbo_plugin_" + hashlib.sha256(str(opened(path).resolve()).encode()).hexdigest()[:12]
+def _module_name(path: Path) -> str:
+    return "dbo_plugin_" + hashlib.sha256(str(expand_user(path).resolve()).encode()).hexdigest()[:12]
 
 
-def digests(plugins: tuple[str, ...]) -> list[str]:
-    """What the loaded plugins' code is, for the run key: a changed plugin is another experiment."""
-    try:
-        return [_loaded[_module(Path(plugin))] if plugin.endswith(".py") else _digest(plugin) for plugin in plugins]
-    except KeyError:
-        told = f"plugins: {', '.join(plugins)} changed and cannot be loaded; make the experiment again"
-        raise InputError(told) from None
+def read_sources(plugins: tuple[str, ...]) -> list[Source]:
+    """Return the code of loaded plugins, for the run key: a changed plugin is another experiment."""
+    names = [_module_name(Path(plugin)) if plugin.endswith(".py") else plugin for plugin in plugins]
+    if any(name != plugin and name not in _loaded for name, plugin in zip(names, plugins, strict=True)):
+        raise InputError(f"plugins: {', '.join(plugins)} changed and cannot be loaded; create the experiment again")
+    return [parse_source(_loaded[name], name) if name in _loaded else _read_package(name) for name in names]
 
 
-@cache
-def built_in() -> str:
-    """What the code of the shipped algorithms and tasks is: one that was edited gives other results."""
-    folders = (Path(inspect.getfile(registry)).parent, Path(inspect.getfile(api)).parent)
-    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def _digest(module: str) -> str:
-    """Of a module's file; of one in a package, of all files of that package, which it may import."""
-    package = sys.modules.get(_top(module))
-    folders = [Path(folder) for folder in getattr(package, "__path__", ())]
-    files = [file for folder in folders for file in sorted(folder.rglob("*.py")) if file.is_file()]
-    origin = getattr(sys.modules.get(module), "__file__", None)
-    if not files and origin is None:
+def _read_package(module: str) -> Source:
+    """Return the code of a module's file; of one in a package, of all files of that package, which it may import."""
+    top = _top(module)
+    folders = [Path(folder) for folder in getattr(sys.modules.get(top), "__path__", ())]
+    files = [(file, folder) for folder in folders for file in sorted(folder.rglob("*.py")) if file.is_file()]
+    if files:
+        return combine((file.relative_to(folder).as_posix(), read_source(file, top)) for file, folder in files)
+    if (source := getattr(sys.modules.get(module), "__file__", None)) is None:
         raise InputError(f"plugins: the source of {module} cannot be found")
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files or [Path(str(origin))])).hexdigest()
+    return read_source(Path(source), module)

@@ -1,6 +1,6 @@
-"""Tuned step sizes that ship with an algorithm, per (task, data set): `algorithms/presets/<algorithm>.yaml`.
+"""Read presets: tuned step sizes per algorithm, task and data set, from `algorithms/presets/<algorithm>.yaml`.
 
-A preset speaks only where an experiment is silent, and what it says is written into the resolved experiment.
+A preset fills in only parameters that an experiment leaves out; its values are part of the resolved experiment.
 """
 
 from functools import cache
@@ -11,13 +11,13 @@ from dbo.algorithms import registry
 from dbo.platform.config import yaml_io
 
 
-def lookup(algorithm: str, task: str, dataset: str | None) -> dict[str, Any]:
-    """The tuned values for this algorithm on this task and data set; {} if none were tuned."""
+def find_preset(algorithm: str, task: str, dataset: str | None) -> dict[str, Any]:
+    """Return the tuned values of an algorithm for a task and data set; {} if there are none."""
     return dict(_read(algorithm).get(f"{task}/{dataset}" if dataset else task, {}))
 
 
-def known(algorithm: str) -> dict[str, Any]:
-    """Task, or task/data set → its tuned values."""
+def list_presets(algorithm: str) -> dict[str, Any]:
+    """Return task, or task/data set → the tuned values of an algorithm."""
     return dict(_read(algorithm))
 
 

@@ -1,4 +1,4 @@
-"""Credentials in URLs, made unreadable before anything is printed or recorded."""
+"""Redact credentials in URLs before anything is printed or recorded."""
 
 import re
 from collections.abc import Mapping
@@ -8,25 +8,25 @@ from urllib.parse import unquote
 _USER = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s'\"<>]*@")
 _QUERY = re.compile(r"([?&;#]([\w.%+-]+)=)[^&;\s'\"<>]+")
 _SECRET = re.compile(r"token|pass|pwd|secret|key|signature|sig|credential|auth", re.IGNORECASE)
-_VIEW = "viewStateShareKey"         # of a link to a view of the MLflow UI: a key that is none, it names the view
+_VIEW = "viewStateShareKey"         # names a view of the MLflow UI; not a secret, despite its name
 
 
-def masked(text: str) -> str:
-    """`s3://user:word@host/a?token=x` as `s3://***@host/a?token=***`; text without credentials as it is."""
+def redact(text: str) -> str:
+    """Return `s3://user:word@host/a?token=x` as `s3://***@host/a?token=***`; other text stays as it is."""
     return _QUERY.sub(lambda found: f"{found[1]}***" if _secret(found[2]) else found[0], _USER.sub(r"\1***@", text))
 
 
-def masked_in(data: Any) -> Any:
-    """The same of every text in plain data."""
+def redact_all(data: Any) -> Any:
+    """Redact every text in plain data."""
     if isinstance(data, Mapping):
-        return {key: masked_in(value) for key, value in data.items()}
+        return {key: redact_all(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [masked_in(value) for value in data]
-    return masked(data) if isinstance(data, str) else data
+        return [redact_all(value) for value in data]
+    return redact(data) if isinstance(data, str) else data
 
 
 def has_secret_parameter(url: str) -> bool:
-    """Whether a URL gives a password, a token or the like as a parameter: `…?password=x`."""
+    """Decide whether a URL has a password, a token or the like as a parameter: `…?password=x`."""
     return any(_secret(found[2]) for found in _QUERY.finditer(url))
 
 

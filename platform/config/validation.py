@@ -1,7 +1,7 @@
-"""Components of an experiment: `{name: top_k, ratio: 0.2}` checked against the dataclass registered under the name.
+"""Validate components of an experiment: `{name: top_k, ratio: 0.2}` against the dataclass registered under the name.
 
-The dataclass is the only place where a parameter is described: its annotations carry type, range and meaning, and serve
-validation, the messages about wrong values and `dbo list` alike.
+The dataclass is the only place where a parameter is described: `param` declares its default, range and meaning. They
+serve validation, error messages and `dbo list` alike.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,19 +9,27 @@ from dataclasses import MISSING, Field, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
-from dbo.parameters import declaration
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails
 from typing_extensions import Doc
 
+from dbo.parameters import declaration
 from dbo.platform.errors import InputError
+
+T = TypeVar("T")
+
+
+class DataclassInstance(Protocol):
+    """An instance of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 def pick(kind: str, name: Any, known: Iterable[str]) -> str:
-    """`name` if it is known; otherwise an error with the nearest and all known names."""
+    """Return `name` if it is known; otherwise raise an error with the nearest and all known names."""
     names = list(known)
     if not isinstance(name, str) or name not in names:
         raise InputError(f"{kind}: unknown value {_shown(name)}{_nearest(name, names)}; allowed: {', '.join(names)}")
@@ -33,39 +41,44 @@ def _nearest(name: Any, known: Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def check(path: str, kinds: tuple[type, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of dataclasses that share a section: all of them, defaults filled in, values checked."""
+def validate(path: str, kinds: tuple[type, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all parameters of dataclasses that share a section, defaults filled in and values validated."""
     model = _model(kinds)
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     try:
-        checked = model.model_validate(values)
+        valid = model.model_validate(values)
     except ValidationError as error:
-        raise InputError(tell(error, model, path)) from None
-    return {name: getattr(checked, name) for name in model.model_fields}
+        raise InputError(format_error(error, model, path)) from None
+    return {name: getattr(valid, name) for name in model.model_fields}
 
 
-def check_defaults(path: str, kind: type) -> None:
-    """A stranger's dataclass: its annotations mean something, and its defaults are values that could be given."""
+def validate_defaults(path: str, kind: type) -> None:
+    """Refuse a plugin's dataclass with types that cannot be validated, or with defaults that are not allowed."""
     try:
         model = _model((kind,))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"{path}: its types cannot be understood: {reason}") from error
+        raise InputError(f"{path}: its types cannot be validated: {reason}") from error
     try:
         model.model_validate({})
     except ValidationError as error:
         for one in error.errors():
             if one["type"] != "missing":
-                raise InputError(f"{_tell(one, model, path)} (it is the default)") from None
+                raise InputError(f"{_format(one, model, path)} (it is the default)") from None
 
 
-def make(path: str, kind: type, values: Mapping[str, Any]) -> Any:
-    """An instance of `kind` from checked values; what its own `__post_init__` objects to is an input error as well."""
-    own = {f.name for f in fields(kind)}
+def build(path: str, kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return an instance of `kind` from validated values; a ValueError of its `__post_init__` is an input error."""
+    own = _names(kind)
     try:
         return kind(**{name: value for name, value in values.items() if name in own})
     except ValueError as error:
-        raise InputError(f"{path}: {error}") from None
+        joint = "." if str(error).partition(":")[0] in own else ": "
+        raise InputError(f"{path}{joint}{error}") from None
+
+
+def _names(kind: type) -> set[str]:
+    return {field.name for field in fields(kind)}
 
 
 @cache
@@ -82,7 +95,9 @@ def _model(kinds: tuple[type, ...]) -> type[BaseModel]:
 
 
 def _constrained(field: Field[Any], hint: Any) -> Any:
-    """The type of a field with the range that `param` declares for it."""
+    """Return the type of a field with the range that `param` declares for it."""
+    if get_origin(hint) is tuple:      # a range of a list is that of its entries
+        return tuple[_constrained(field, get_args(hint)[0]), ...]    # type: ignore[misc]
     found = declaration(field)
     limits = {"gt": annotated_types.Gt, "ge": annotated_types.Ge, "lt": annotated_types.Lt, "le": annotated_types.Le}
     for name, limit in limits.items():
@@ -97,11 +112,11 @@ def _default(field: Field[Any]) -> Any:
     return ... if field.default is MISSING else field.default
 
 
-def tell(error: ValidationError, model: type[BaseModel], path: str = "") -> str:
-    """The first thing that is wrong, as one line: the field, the value, what is allowed."""
+def format_error(error: ValidationError, model: type[BaseModel], path: str = "") -> str:
+    """Return the first error as one line: the field, the value, what is allowed."""
     errors = error.errors()
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return _tell(errors[0], model, path) + more
+    return _format(errors[0], model, path) + more
 
 
 _LIMITS = {
@@ -117,10 +132,10 @@ _TYPES = {
 }
 
 
-def _tell(error: ErrorDetails, model: type[BaseModel], path: str) -> str:
+def _format(error: ErrorDetails, model: type[BaseModel], path: str) -> str:
     where = ".".join(str(part) for part in ([path] if path else []) + list(error["loc"]))
     kind, value = error["type"], error["input"]
-    value = _shown(list(value) if isinstance(value, tuple) else value)       # as it was written
+    value = _shown(list(value) if isinstance(value, tuple) else value)       # as the user wrote it
     if kind == "extra_forbidden":
         known = list(_inner(model, error["loc"][:-1]).model_fields)
         near, all_ = _nearest(error["loc"][-1], known), ", ".join(known) or "none"
@@ -137,13 +152,13 @@ def _tell(error: ErrorDetails, model: type[BaseModel], path: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as a message can hold it."""
+    """Return a value as text, cut to what a message can hold."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _inner(model: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
-    """The model of a section of `model`."""
+    """Return the model of a section of `model`."""
     for part in path:
         inner: Any = model.model_fields[part].annotation
         model = inner
@@ -160,21 +175,25 @@ class Parameter:
     meaning: str
 
 
-def parameters(kind: type) -> list[Parameter]:
-    """What can be set on a component, from its annotations."""
+def list_parameters(kind: type) -> list[Parameter]:
+    """Return the parameters of a component, from its fields."""
     hints = get_type_hints(kind, include_extras=True)
-    return [_parameter(field, _constrained(field, hints[field.name])) for field in fields(kind)]
+    return [
+        Parameter(
+            field.name, _allowed(_constrained(field, hints[field.name])), _default(field),
+            declaration(field).help or _documentation(hints[field.name]),
+        )
+        for field in fields(kind)
+    ]
 
 
-def _parameter(field: Field[Any], hint: Any) -> Parameter:
-    base, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    allowed = _allowed(base) + "".join(f" {sign} {limit:g}" for sign, limit in _limits(notes))
-    meaning = declaration(field).help or next((n.documentation for n in notes if isinstance(n, Doc)), "")
-    return Parameter(field.name, allowed, _default(field), meaning)
+def _documentation(hint: Any) -> str:
+    """Return the text of `Annotated[…, Doc("…")]`, for plugins that do not use `param`."""
+    return next((note.documentation for note in get_args(hint) if isinstance(note, Doc)), "")
 
 
 def _allowed(hint: Any) -> str:
-    """A type in the words of an experiment file."""
+    """Return a type as an experiment file would write it."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Literal:
         return " | ".join(map(str, parts))
@@ -184,7 +203,7 @@ def _allowed(hint: Any) -> str:
         return " | ".join(map(_allowed, parts))
     if kind in (tuple, list):
         return f"list of {_allowed(parts[0])}"
-    return getattr(hint, "__name__", str(hint))
+    return "null" if hint is type(None) else getattr(hint, "__name__", str(hint))
 
 
 def _limits(notes: Iterable[Any]) -> Iterable[tuple[str, Any]]:
@@ -199,6 +218,6 @@ def _limits(notes: Iterable[Any]) -> Iterable[tuple[str, Any]]:
             yield "≤", note.le
 
 
-def summary(kind: type) -> str:
-    """The first line of a component's docstring."""
+def summarize(kind: type) -> str:
+    """Return the first line of a component's docstring."""
     return (kind.__doc__ or "").strip().partition("\n")[0]

@@ -1,1 +1,1 @@
-"""The network: topology and mixing weights, wire format, traffic ledger."""
+"""The network: topology and mixing weights, wire format (packet, codecs), traffic ledger."""

@@ -1,9 +1,9 @@
-"""What was said, counted: bytes, values and packets of every node since the start of a run.
+"""Count the bytes, values and packets that every node has sent since the start of a run.
 
 A node's packet is one broadcast, and one transmission per neighbour. The ledger of a block covers the block's rows
-only; `Ledger.merge` puts blocks together. Two ways of counting are kept apart:
+only; `Ledger.merge` combines blocks. Two counts are kept separate:
 
-* what really travels: encoded bytes, headers included (`bytes_broadcast`, `bytes_links`), and the four totals
+* the real traffic: encoded bytes, headers included (`bytes_broadcast`, `bytes_links`), and the four totals
   {values only, values + indices} × {per broadcast, per link} without headers (`totals`);
 * the paper's Table 1 (`paper_megabytes`): float32 values of one node, nominal k per message, once per broadcast.
 """
@@ -14,14 +14,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.algorithms.gossip import Message, Packed
-from dbo.platform.network.wire import ENCODED, VALUE_BYTES, VALUES, Sizes
+from dbo.algorithms.api import Message, Packed
+from dbo.platform.network.codecs import ENCODED, VALUE_BYTES, VALUES
+from dbo.platform.network.packet import PacketSizes
 
 Counts = NDArray[np.int64]
 
 _MEBIBYTE = 1 << 20
-_NOMINAL = 3             # column of a channel's table beside the three that the wire counts
-_CHANNEL = "channel."    # how a channel's table is named in an export
+_NOMINAL = 3             # column of a channel's table beside the three of `codecs.Table`
+_CHANNEL = "channel."    # prefix of a channel's table in an export
 
 
 class Ledger:
@@ -33,18 +34,18 @@ class Ledger:
         if self.ids.shape != self.degree.shape or len(set(self.ids.tolist())) != self.ids.size:
             raise ValueError(f"a ledger needs distinct nodes and a degree for each, got {self.ids} and {self.degree}")
         self.packets: Counts = np.zeros_like(self.ids)      # (nodes,) packets that each node has sent
-        self.header: Counts = np.zeros_like(self.ids)       # (nodes,) bytes of them that are in no channel's body
+        self.header: Counts = np.zeros_like(self.ids)       # (nodes,) bytes of them outside of bodies
         self._tables: dict[str, Counts] = {}                # channel → (nodes, 4)
 
-    def record(self, messages: Mapping[str, Message | Packed], sizes: Sizes) -> None:
-        """Every row sends one packet with these messages, of these sizes."""
+    def record(self, messages: Mapping[str, Message | Packed], sizes: PacketSizes) -> None:
+        """Count one packet of every row, with these messages of these sizes."""
         self.packets += 1
         self.header += sizes.header
-        for name, counted in sizes.tables.items():
+        for name, counts in sizes.tables.items():
             table = self._tables.get(name)
             if table is None:
                 table = self._tables[name] = np.zeros((self.ids.size, 4), dtype=np.int64)
-            table[:, :_NOMINAL] += counted
+            table[:, :_NOMINAL] += counts
             table[:, _NOMINAL] += messages[name].kept
 
     @property
@@ -80,7 +81,7 @@ class Ledger:
         return {(i, j): count for i, count in sent for j in neighbours[i]}
 
     def totals(self) -> dict[str, int]:
-        """Bytes without headers, counted in the four ways that papers count them."""
+        """Return the bytes without headers, by the four counting conventions of the literature."""
         values, bodies = self._column(VALUE_BYTES), self._column(ENCODED)
         return {
             "values_broadcast": int(values.sum()),
@@ -90,21 +91,21 @@ class Ledger:
         }
 
     def paper_megabytes(self, weights: Mapping[str, float] | None = None) -> float:
-        """Table 1's "MB": MiB of float32 values that one node (their mean) broadcasts, with k values to a message.
+        """Return Table 1's "MB": MiB of float32 values that a node broadcasts on average, k values per message.
 
-        `weights` says how often a channel counts where that is not once; the paper leaves out half of C²DFB's.
+        `weights` is how often a channel counts where that is not once; the paper leaves out half of C²DFB's.
         """
         weights = weights or {}
         values = sum(weights.get(name, 1.0) * float(t[:, _NOMINAL].mean()) for name, t in self._tables.items())
         return values * 4 / _MEBIBYTE
 
     def export(self) -> dict[str, NDArray[Any]]:
-        """All counts as arrays, rows first: what a checkpoint keeps."""
+        """Return all counts as arrays, rows first, for a checkpoint."""
         flat = {"ids": self.ids.copy(), "packets": self.packets.copy(), "header": self.header.copy()}
         return flat | {f"{_CHANNEL}{name}": table.copy() for name, table in self._tables.items()}
 
     def restore(self, *exports: Mapping[str, NDArray[Any]]) -> None:
-        """Back to what `export` gave; exports of other blocks may be mixed in, each row finds its own by its node."""
+        """Go back to the counts of an export; those of other blocks may be among them, rows are found by node."""
         where = {node: (part, row) for part in exports for row, node in enumerate(part["ids"].tolist())}
         if sum(len(part["ids"]) for part in exports) != len(where):
             raise ValueError("ledger: a node is in more than one export")
@@ -123,7 +124,7 @@ class Ledger:
 
     @classmethod
     def merge(cls, parts: Iterable["Ledger"]) -> Self:
-        """One ledger of all blocks' rows, in node order."""
+        """Return one ledger of all blocks' rows, in node order."""
         parts = list(parts)
         degree = {node: d for part in parts for node, d in zip(part.ids.tolist(), part.degree.tolist(), strict=True)}
         merged = cls(sorted(degree), [degree[node] for node in sorted(degree)])
@@ -131,5 +132,5 @@ class Ledger:
         return merged
 
     def _column(self, column: int) -> Counts:
-        """(nodes,) the sum over all channels."""
+        """Return the (nodes,) sum of a column over all channels."""
         return sum((table[:, column] for table in self._tables.values()), np.zeros_like(self.ids))

@@ -1,42 +1,43 @@
-"""Who talks to whom: graphs by name, their mixing weights, and how fast they mix.
+"""Build communication graphs by name, their mixing weights, and their spectral gap.
 
-A topology makes a networkx graph with nodes 0 … m − 1; `network(graph)` checks it and gives everything that the engines
-need of it. Whatever cannot carry a run (a disconnected graph, too few nodes for a shape) is a ValueError of one line.
+A topology builds a networkx graph with nodes 0 … m − 1; `build_network(graph)` validates it and adds what the engines
+need. A graph that cannot carry a run (disconnected, too few nodes for its shape) is a ValueError of one line.
 """
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 from zlib import crc32
 
 import networkx as nx
 import numpy as np
-from annotated_types import Gt, Le, MinLen
 from numpy.typing import NDArray
 from scipy.linalg import eigvalsh
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator, eigsh
-from typing_extensions import Doc
 
-from dbo.platform.config.paths import opened
+from dbo.parameters import param
 
 Graph: TypeAlias = "nx.Graph[int]"
 
-_TRIES = 1000            # draws of a random graph before giving up on a connected one
+_TRIES = 1000            # samples of a random graph before giving up on a connected one
 _DENSE = 500             # nodes up to which all eigenvalues are computed at once
+_MAX_EDGES = 20_000      # edges; a graph with more is not recorded, for it cannot be plotted
 
 
 class Topology(Protocol):
     """A family of graphs, one for every number of nodes that it allows."""
 
     def graph(self, nodes: int, seed: int) -> Graph:
-        """The graph with nodes 0 … nodes − 1; only random families look at the seed."""
+        """Return the graph with nodes 0 … nodes − 1; only random families use the seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """A circle: every node has two neighbours."""
+    """A cycle: every node has two neighbours."""
 
     def graph(self, nodes: int, seed: int) -> Graph:
         return _circulant(nodes, [1])
@@ -44,7 +45,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoHop:
-    """A circle with edges to the next and the next but one: four neighbours each."""
+    """A cycle with edges to the nodes one and two steps away: four neighbours each."""
 
     def graph(self, nodes: int, seed: int) -> Graph:
         _at_least("two_hop", nodes, 5)
@@ -53,27 +54,27 @@ class TwoHop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErdosRenyi:
-    """Every edge is there with probability p; drawn again until the graph is connected."""
+    """Every edge exists with probability p; sampled again until the graph is connected."""
 
-    p: Annotated[float, Gt(0), Le(1), Doc("probability of an edge")] = 0.4
+    p: float = param(0.4, gt=0, le=1, help="probability of an edge")
 
     def graph(self, nodes: int, seed: int) -> Graph:
         first, second = np.triu_indices(nodes, 1)
         for attempt in range(_TRIES):
             generator = np.random.default_rng([seed, crc32(b"erdos_renyi"), attempt])
-            there = generator.random(len(first)) < self.p
-            graph = _graph(nodes, zip(first[there].tolist(), second[there].tolist(), strict=True))
+            kept = generator.random(len(first)) < self.p
+            graph = _graph(nodes, zip(first[kept].tolist(), second[kept].tolist(), strict=True))
             if nodes <= 1 or nx.is_connected(graph):
                 return graph
         raise ValueError(
-            f"topology.p: no connected graph in {_TRIES} draws with p={self.p} and nodes={nodes}; "
+            f"topology.p: no connected graph in {_TRIES} samples with p={self.p} and nodes={nodes}; "
             f"connected graphs are common above p={min(1.0, math.log(nodes) / nodes):.2g}"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Everyone talks to everyone."""
+    """All pairs of nodes are neighbours."""
 
     def graph(self, nodes: int, seed: int) -> Graph:
         return _graph(nodes, ((i, j) for i in range(nodes) for j in range(i)))
@@ -81,7 +82,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Star:
-    """Node 0 talks to everyone, the others only to node 0."""
+    """Node 0 is the neighbour of all others, which have no other neighbour."""
 
     def graph(self, nodes: int, seed: int) -> Graph:
         return _graph(nodes, ((0, i) for i in range(1, nodes)))
@@ -89,7 +90,7 @@ class Star:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torus:
-    """A grid, as square as the number of nodes allows, whose sides are joined."""
+    """A grid, as square as the number of nodes allows, that wraps around at its sides."""
 
     def graph(self, nodes: int, seed: int) -> Graph:
         _at_least("torus", nodes, 4)
@@ -104,7 +105,7 @@ class Torus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponential:
-    """A circle with edges to the nodes 1, 2, 4, 8, … steps away."""
+    """A cycle with edges to the nodes 1, 2, 4, 8, … steps away."""
 
     def graph(self, nodes: int, seed: int) -> Graph:
         return _circulant(nodes, [2**k for k in range((nodes - 1).bit_length())])
@@ -112,13 +113,17 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edges:
-    """The graph of a text file, a line `i j` per edge; empty lines and what follows a # do not count."""
+    """The graph of a text file, a line `i j` per edge; empty lines and text after a # are ignored."""
 
-    file: Annotated[str, MinLen(1), Doc("path of the file; nodes are numbered from 0")]
+    file: str = param(help="path of the file; nodes are numbered from 0")
+
+    def __post_init__(self) -> None:
+        if not self.file:
+            raise ValueError("file: '' is not allowed; must be the path of a file")
 
     def graph(self, nodes: int, seed: int) -> Graph:
         try:
-            text = opened(self.file).read_text(encoding="utf-8")
+            text = Path(os.path.expanduser(self.file)).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise ValueError(f"topology.file: cannot read {self.file}: {reason}") from None
@@ -142,32 +147,30 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 }
 
 
-_DRAWN = 20_000      # edges; a graph with more cannot be drawn
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """A graph that can carry a run, and the weights with which its nodes average."""
+    """A connected graph and the weights with which its nodes average."""
 
     nodes: int
     neighbours: tuple[tuple[int, ...], ...]     # sorted, without the node itself
     weights: "csr_array[Any]"                   # m x m float64, symmetric, doubly stochastic, sorted indices
     degree: NDArray[np.int64]                   # neighbours per node
-    spectral_gap: float                         # ρ = 1 − max(|λ₂|, |λ_m|), 1 mixes at once, 0 never
+    spectral_gap: float                         # ρ = 1 − max(|λ₂|, |λ_m|): 1 averages in one step, 0 never
 
     def describe(self) -> dict[str, Any]:
-        """Facts for the record; the edges are left out (None) where there are too many to be drawn."""
-        links = int(self.degree.sum()) // 2
-        edges = [[i, j] for i, near in enumerate(self.neighbours) for j in near if i < j] if links <= _DRAWN else None
+        """Return the facts to record; `edges` is None where there are too many."""
+        links, edges = int(self.degree.sum()) // 2, None
+        if links <= _MAX_EDGES:
+            edges = [[i, j] for i, near in enumerate(self.neighbours) for j in near if i < j]
         return {"nodes": self.nodes, "links": links, "spectral_gap": self.spectral_gap, "edges": edges}
 
 
-def network(graph: Graph) -> Network:
-    """The network of a graph with Metropolis weights; a ValueError says why a graph cannot carry a run."""
-    validate(graph)
+def build_network(graph: Graph) -> Network:
+    """Return the network of a graph with Metropolis weights; raise ValueError if the graph cannot carry a run."""
+    validate_graph(graph)
     nodes = graph.number_of_nodes()
     neighbours = tuple(tuple(sorted(graph.neighbors(i))) for i in range(nodes))
-    weights = metropolis(neighbours)
+    weights = metropolis_weights(neighbours)
     gap = spectral_gap(weights)
     if not gap > 0:
         raise ValueError(f"topology: the graph does not mix, its second eigenvalue is {1 - gap:.12g} in magnitude")
@@ -175,12 +178,12 @@ def network(graph: Graph) -> Network:
 
 
 def single_node() -> Network:
-    """A network of one, for algorithms that run on a single machine."""
-    return network(_graph(1, []))
+    """Return a network of one node, for algorithms that run on a single machine."""
+    return build_network(_graph(1, []))
 
 
-def metropolis(neighbours: tuple[tuple[int, ...], ...]) -> "csr_array[Any]":
-    """w_ij = 1 / (1 + max(deg_i, deg_j)) for an edge and w_ii = 1 − Σ_j w_ij, which is positive: |λ_m| < 1."""
+def metropolis_weights(neighbours: tuple[tuple[int, ...], ...]) -> "csr_array[Any]":
+    """Return w_ij = 1 / (1 + max(deg_i, deg_j)) for an edge and w_ii = 1 − Σ_j w_ij, which is positive: |λ_m| < 1."""
     nodes = len(neighbours)
     degree = np.array([len(n) for n in neighbours], dtype=np.int64)
     rows = np.repeat(np.arange(nodes), degree)
@@ -197,7 +200,7 @@ def metropolis(neighbours: tuple[tuple[int, ...], ...]) -> "csr_array[Any]":
 
 
 def spectral_gap(weights: "csr_array[Any]") -> float:
-    """1 − max(|λ₂|, |λ_m|) of a symmetric stochastic matrix: the rate at which averaging forgets differences."""
+    """Return 1 − max(|λ₂|, |λ_m|) of a symmetric stochastic matrix: the rate at which averaging reaches consensus."""
     nodes = weights.shape[0]
     if nodes == 1:
         return 1.0
@@ -209,24 +212,24 @@ def spectral_gap(weights: "csr_array[Any]") -> float:
         rest: NDArray[np.float64] = weights @ v - v.mean()
         return rest
 
-    # Taking the average out removes λ₁ = 1, so that the largest eigenvalue in magnitude is the one asked for. The start
-    # is fixed: the same graph must give the same bits.
+    # Without the mean, λ₁ = 1 is gone and the largest eigenvalue in magnitude is max(|λ₂|, |λ_m|). The start is fixed:
+    # the same graph must give the same bits.
     operator = LinearOperator((nodes, nodes), matvec=without_mean, dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(nodes)
     largest = eigsh(operator, k=1, which="LM", v0=start, ncv=min(nodes, 128), tol=1e-9, return_eigenvectors=False)
     return max(0.0, min(1.0, float(1 - abs(largest[0]))))
 
 
-def validate(graph: Graph) -> None:
-    """A ValueError says why a graph cannot carry a run; quick, other than weights and gap."""
+def validate_graph(graph: Graph) -> None:
+    """Raise ValueError if a graph cannot carry a run; takes no time compared to the weights and the gap."""
     nodes = graph.number_of_nodes()
     if nodes < 1:
         raise ValueError("topology: the graph has no nodes, at least 1 is needed")
     if graph.is_directed() or graph.is_multigraph():
         raise ValueError("topology: the graph must be undirected, with at most one edge between two nodes")
     if set(graph.nodes) != set(range(nodes)):
-        strangers = sorted(map(str, set(graph.nodes) - set(range(nodes))))
-        raise ValueError(f"topology: the nodes must be numbered 0 to {nodes - 1}, got {', '.join(strangers[:5])}")
+        unknown = sorted(map(str, set(graph.nodes) - set(range(nodes))))
+        raise ValueError(f"topology: the nodes must be numbered 0 to {nodes - 1}, got {', '.join(unknown[:5])}")
     loops = sorted(i for i, j in graph.edges if i == j)
     if loops:
         raise ValueError(f"topology: node {loops[0]} is its own neighbour")
@@ -234,7 +237,7 @@ def validate(graph: Graph) -> None:
     if len(parts) > 1:
         some = ", ".join(map(str, parts[0][:5])) + (", …" if len(parts[0]) > 5 else "")
         raise ValueError(
-            f"topology: the graph has {len(parts)} components, it must be connected; the smallest holds node(s) {some}"
+            f"topology: the graph has {len(parts)} components, it must be connected; the smallest has node(s) {some}"
         )
 
 
@@ -248,7 +251,7 @@ def _graph(nodes: int, edges: Iterable[tuple[int, int]]) -> Graph:
 
 
 def _circulant(nodes: int, distances: Iterable[int]) -> Graph:
-    """Edges to the nodes at these distances along a circle; on a small circle some of them are the same edge."""
+    """Return a cycle with edges between nodes at these distances; on a small cycle some of them coincide."""
     steps = [step for step in distances if step < nodes]
     return _graph(nodes, ((i, (i + step) % nodes) for i in range(nodes) for step in steps))
 

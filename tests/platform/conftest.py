@@ -1,13 +1,14 @@
-"""What the tests of this room share: tiny experiments, and a Ray cluster."""
+"""Fixtures of the platform's tests: tiny experiments, and a Ray cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.runs.run_folder import CLOCKS, read_metrics
+from dbo.platform.runs.run_folder import read_metrics
+from dbo.platform.runs.schema import CLOCKS
 
 TINY: dict[str, Any] = {
     "nodes": 4, "rounds": 6, "checkpoint_every": 2, "dtype": "float64", "engine": {"name": "local"},
@@ -24,7 +25,7 @@ TINY_OVERRIDES = (
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[..., Experiment]:
-    """A quadratic on a ring of four for six rounds, with these changes."""
+    """Return a function: a quadratic on a ring of four for six rounds, with these changes."""
     return lambda **changes: Experiment(**{**TINY, **changes})
 
 
@@ -32,18 +33,6 @@ def tiny() -> Callable[..., Experiment]:
 def tiny_overrides() -> tuple[str, ...]:
     """The same experiment on the command line."""
     return TINY_OVERRIDES
-
-
-@pytest.fixture(scope="session")
-def ray() -> Iterator[Any]:
-    """The one Ray cluster of the test session; its actors wait between runs."""
-    from dbo.platform.engine.placement import waiting_room
-    from dbo.platform.engine.ray_session import connect
-
-    module = connect(None)
-    with waiting_room():
-        yield module
-    module.shutdown()
 
 
 @pytest.fixture

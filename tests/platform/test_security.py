@@ -1,4 +1,4 @@
-"""Nobody is let in and nothing leaks: no pickle is loaded, no text is run as code, no password is recorded."""
+"""Security: no pickle is loaded, no text is run as code, no password is recorded."""
 
 import ast
 import json
@@ -16,17 +16,17 @@ import pytest
 from tests.faults import abuse
 
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.config.redact import masked
+from dbo.platform.config.redact import redact
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.network import wire
-from dbo.platform.runs.remote import Storage
+from dbo.platform.network import packet as wire
+from dbo.platform.runs.remote import RemoteFolder
 from dbo.platform.runs.run_folder import read_run
 from dbo.platform.runs.runner import run
 
 ROOT = Path(__file__).resolve().parents[2]
 
 Command = Callable[..., Any]
-FOLDERS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
+FOLDERS = ("algorithms", "dashboards", "dbo", "platform", "sweeps", "tasks")
 
 
 # ---- pickles ---------------------------------------------------------------------------------------------------------
@@ -36,10 +36,10 @@ FOLDERS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
     "metrics.jsonl", "nodes.jsonl", "summary.json", "experiment.yaml", "state.safetensors", "network.json",
 ])
 def test_a_planted_file_is_never_executed(tiny: Callable[..., Experiment], tmp_path: Path, name: str) -> None:
-    """Pickles of every protocol, YAML tags and Python in the place of each file of a run: read, refused, not run."""
+    """Pickles of every protocol, YAML tags and Python in place of each file of a run are refused, not executed."""
     marker = tmp_path / "ran"
     run(tiny(), tmp_path / "r")
-    for payload in abuse.payloads(marker):
+    for payload in abuse.make_payloads(marker):
         (tmp_path / "r" / name).write_bytes(payload)
         for look in (
             lambda: read_run(tmp_path / "r"), lambda: run(tiny(), tmp_path / "r", resume=True),
@@ -51,16 +51,16 @@ def test_a_planted_file_is_never_executed(tiny: Callable[..., Experiment], tmp_p
 
 
 def test_a_planted_message_is_never_executed(tmp_path: Path) -> None:
-    """The wire holds numbers only."""
-    for payload in abuse.payloads(tmp_path / "ran"):
+    """A packet holds numbers only."""
+    for payload in abuse.make_payloads(tmp_path / "ran"):
         with pytest.raises(wire.WireError):
             wire.decode(payload)
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_payloads_bite(tmp_path: Path) -> None:
-    """Control: whoever does load one makes the folder."""
-    for number, payload in enumerate(abuse.payloads(tmp_path / "ran")[:6]):
+def test_the_payloads_work(tmp_path: Path) -> None:
+    """Control: unpickling one creates the folder."""
+    for number, payload in enumerate(abuse.make_payloads(tmp_path / "ran")[:6]):
         pickle.loads(payload)
         assert (tmp_path / "ran").exists(), number
         (tmp_path / "ran").rmdir()
@@ -68,7 +68,7 @@ def test_the_payloads_bite(tmp_path: Path) -> None:
 
 # ---- code ------------------------------------------------------------------------------------------------------------
 
-# (call, why it may stand where it stands)
+# (file, call): why it is allowed
 ALLOWED = {
     ("platform/config/plugins.py", "exec"): "a plugin is code that the user names",
     ("platform/config/yaml_io.py", "yaml.load"): "with a loader that is a SafeLoader",
@@ -82,7 +82,7 @@ FORBIDDEN = {
 
 
 def offences(file: Path, name: str) -> list[str]:
-    """Calls that load or run what they are given, and shells."""
+    """Return the calls that execute data or start a shell."""
     found = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -100,8 +100,8 @@ def offences(file: Path, name: str) -> list[str]:
     return found
 
 
-def test_no_room_loads_pickles_or_runs_text() -> None:
-    """eval, exec, pickle, torch.load, yaml.load, shell=True and their kin: only where it is said why."""
+def test_no_package_loads_pickles_or_runs_text() -> None:
+    """eval, exec, pickle, torch.load, yaml.load, shell=True and the like: only where ALLOWED has a reason."""
     found = []
     for folder in FOLDERS:
         for file in sorted((ROOT / folder).rglob("*.py")):
@@ -133,28 +133,28 @@ def test_a_planted_offence_is_found(tmp_path: Path, line: str) -> None:
     ("http://h/?round=3&metric=test_loss", "http://h/?round=3&metric=test_loss"),
     ("a=b c@d e://f", "a=b c@d e://f"), ("mail me@there.org", "mail me@there.org"),
 ])
-def test_credentials_are_masked(text: str, shown: str) -> None:
+def test_credentials_are_redacted(text: str, shown: str) -> None:
     """User, password and tokens of any URL in a text; nothing else."""
-    assert masked(text) == shown
-    assert masked(shown) == shown
+    assert redact(text) == shown
+    assert redact(shown) == shown
 
 
-def test_a_storage_url_s_password_is_nowhere(
+def test_the_password_of_a_storage_url_is_nowhere(
     dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A URL that cannot be used, and one whose writing fails in the middle: the error, the folder and the mirror."""
+    """A URL that cannot be used, and one that fails while writing: not in the error, the folder or the local copy."""
     monkeypatch.chdir(tmp_path)
-    words = [*tiny_overrides, "tracking.uri=off", "--quiet"]
-    said = dbo("run", *words, "--out", "nosuch://me:hunter2@host/x")
-    assert said.code == 2
-    assert "hunter2" not in said.err
+    keys = [*tiny_overrides, "tracking.uri=off", "--quiet"]
+    done = dbo("run", *keys, "--out", "nosuch://me:hunter2@host/x")
+    assert done.code == 2
+    assert "hunter2" not in done.err
 
-    def fails(self: Storage) -> None:
-        raise RunError(masked("ftp://me:hunter2@host/x cannot be written"))
+    def fails(self: RemoteFolder) -> None:
+        raise RunError(redact("ftp://me:hunter2@host/x cannot be written"))
 
-    monkeypatch.setattr(Storage, "push", fails)
-    said = dbo("run", *words, "--out", f"file://me:hunter2@{tmp_path}/there")
-    assert "hunter2" not in said.out + said.err
+    monkeypatch.setattr(RemoteFolder, "push", fails)
+    done = dbo("run", *keys, "--out", f"file://me:hunter2@{tmp_path}/there")
+    assert "hunter2" not in done.out + done.err
     recorded = b"".join(file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file())
     assert b"hunter2" not in recorded
 
@@ -162,7 +162,7 @@ def test_a_storage_url_s_password_is_nowhere(
 def test_a_password_in_an_experiment_is_not_recorded(
     tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever URL an experiment names: refused, or recorded without its password; never in an error either."""
+    """A URL with a password is refused, or recorded without it; an error does not contain it either."""
     with pytest.raises(InputError) as refused:
         tiny(tracking={"uri": "http://me:hunter2@host:1"})
     assert "hunter2" not in str(refused.value)
@@ -172,12 +172,12 @@ def test_a_password_in_an_experiment_is_not_recorded(
     assert b"hunter2" not in everything
 
 
-def test_a_password_in_a_comparison_s_command_is_not_recorded(
+def test_a_password_in_the_command_of_a_comparison_is_not_recorded(
     dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """What was typed goes to group.json, and from there to MLflow and the report."""
-    words = [word for word in tiny_overrides if not word.startswith("algorithm")]
-    done = dbo("compare", *words, "data_dir=s3://me:hunter2@host/x?token=hunter2", "--algorithms", "d_soba,f2ba",
+    """The command goes to group.json, and from there to MLflow and the report."""
+    keys = [key for key in tiny_overrides if not key.startswith("algorithm")]
+    done = dbo("compare", *keys, "data_dir=s3://me:hunter2@host/x?token=hunter2", "--algorithms", "d_soba,f2ba",
                "--out", str(tmp_path / "c"), "--quiet")
     assert done.code == 0, done.err
     command = json.loads((tmp_path / "c" / "group.json").read_text())["command"]
@@ -186,26 +186,26 @@ def test_a_password_in_a_comparison_s_command_is_not_recorded(
     assert b"hunter2" not in everything + (done.out + done.err).encode()
 
 
-def test_a_failure_s_text_is_masked(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
-    """An exception that quotes a URL: summary.json and events.jsonl tell it without the password."""
+def test_the_text_of_a_failure_is_redacted(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    """An exception that quotes a URL: summary.json and events.jsonl have it without the password."""
     plugin = tmp_path / "raises.py"
     plugin.write_text(
         "from dbo.algorithms.methods import c2dfb\n"
         "from dbo.algorithms.registry import algorithm\n"
         "@algorithm('leaky', config=c2dfb.Config, state=c2dfb.State, init=c2dfb.init, packets=lambda c: 3)\n"
-        "async def leaky(st, shard, cfg):\n    'Leaks.'\n    raise OSError('http://me:hunter2@host/ is away')\n"
+        "async def leaky(st, shard, cfg):\n    'Leaks.'\n    raise OSError('http://me:hunter2@host/ is unreachable')\n"
     )
-    with pytest.raises(OSError, match="away"):
+    with pytest.raises(OSError, match="unreachable"):
         run(tiny(algorithm={"name": "leaky"}, plugins=[str(plugin)]), tmp_path / "r")
     for name in ("summary.json", "events.jsonl"):
         text = (tmp_path / "r" / name).read_text()
-        assert "is away" in text
+        assert "is unreachable" in text
         assert "hunter2" not in text
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
 
 
-def test_no_secret_lies_in_the_repository() -> None:
-    """Keys and tokens have shapes; none of them is in a file that is shipped or documented."""
+def test_no_secret_is_in_the_repository() -> None:
+    """Keys and tokens have known patterns; no file that is shipped or documented has one."""
     shapes = re.compile(
         r"AKIA[0-9A-Z]{16}|-----BEGIN (?:RSA |EC )?PRIVATE KEY|ghp_[A-Za-z0-9]{36}|xox[bp]-[0-9]{8,}"
         r"|RAY_AUTH_TOKEN=[0-9a-f]{32,}"
@@ -216,18 +216,18 @@ def test_no_secret_lies_in_the_repository() -> None:
                 assert not shapes.search(file.read_text(encoding="utf-8", errors="replace")), file
 
 
-# ---- what is installed -----------------------------------------------------------------------------------------------
+# ---- dependencies ----------------------------------------------------------------------------------------------------
 
 
-def test_no_dependency_has_a_known_hole() -> None:
-    """pip-audit, where its data base can be reached."""
+def test_no_dependency_has_a_known_vulnerability() -> None:
+    """pip-audit, where its database can be reached."""
     try:
-        with urllib.request.urlopen("https://pypi.org/pypi/jinja2/2.4.1/json", timeout=5) as answer:
-            known = json.load(answer).get("vulnerabilities")
+        with urllib.request.urlopen("https://pypi.org/pypi/jinja2/2.4.1/json", timeout=5) as response:
+            known = json.load(response).get("vulnerabilities")
     except (OSError, ValueError):
         known = None
     if not known:
-        pytest.skip("the data base of known holes cannot be reached")
+        pytest.skip("the database of vulnerabilities cannot be reached")
     done = subprocess.run(
         [sys.executable, "-m", "pip_audit", "--skip-editable", "--progress-spinner", "off", "--timeout", "10"],
         capture_output=True, text=True, timeout=300, check=False,

@@ -1,4 +1,4 @@
-"""The student's path: an algorithm in a file of one's own, run from the command line and from Python."""
+"""Plugins: a user's algorithm in a file, loaded, validated, listed, and found again from elsewhere."""
 
 import json
 import sys
@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from dbo.algorithms import registry
+from dbo.algorithms.gossip import Mixed
 from dbo.algorithms.registry import algorithms
 from dbo.platform.cli.submit import experiment_job
 from dbo.platform.config import yaml_io
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import InputError
 from dbo.platform.runs.compare import plan as compare_plan
-from dbo.platform.runs.run_folder import CLOCKS, read_metrics, read_run
-from dbo.platform.runs.runner import Result, prepare, run
+from dbo.platform.runs.run_folder import read_run
+from dbo.platform.runs.runner import run
 from dbo.sweeps import plan
 
 Tiny = Callable[..., Experiment]
@@ -53,131 +53,7 @@ async def mine(st, shard, cfg):
 '''
 
 
-def example(step: float = 0.1, **changes: Any) -> Experiment:
-    """The example of the documentation on a small quadratic."""
-    keys: dict[str, Any] = {
-        "nodes": 4, "rounds": 6, "dtype": "float64", "engine": {"name": "local"}, "plugins": [str(EXAMPLE)],
-        "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}, "algorithm": {"name": "gossip_penalty", "step": step},
-    }
-    return Experiment(**{**keys, **changes})
-
-
-# ---- the example of the documentation --------------------------------------------------------------------------------
-
-
-def test_example_is_short() -> None:
-    """An algorithm fits in forty lines, imports and documentation included."""
-    assert len(EXAMPLE.read_text().splitlines()) <= 40
-
-
-def test_example_runs_from_the_command_line(dbo_process: Command, tmp_path: Path) -> None:
-    """The command of its docstring, word for word but for the rounds, in a process of its own."""
-    (command,) = [line.split() for line in EXAMPLE.read_text().splitlines() if line.strip().startswith("dbo run")]
-    repo = EXAMPLE.parents[2]
-    short = ("rounds=3", "engine.name=local", "tracking.uri=off", "--out", str(tmp_path / "r"))
-    done = dbo_process(*command[1:], *short, cwd=repo)
-    assert done.code == 0, done.err
-    assert "gossip_penalty finished" in done.out
-    assert json.loads((tmp_path / "r" / "summary.json").read_text())["algorithm"] == "gossip_penalty"
-
-
-def test_example_runs_outside_the_repository(dbo_process: Command, tmp_path: Path) -> None:
-    """The student's path: an empty folder, a copy of the file, and the same numbers as in the repository."""
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "gossip_penalty.py").write_bytes(EXAMPLE.read_bytes())
-    keys = ("nodes=4", "rounds=6", "dtype=float64", "task={name: quadratic, dim_x: 4, dim_y: 8}", "algorithm.step=0.1",
-            "algorithm.name=gossip_penalty", "engine.name=local", "tracking.uri=off", "--out", "r")
-    done = dbo_process("run", "plugins=[gossip_penalty.py]", *keys, cwd=tmp_path / "empty")
-    assert done.code == 0, done.err
-    there, here = read_run(tmp_path / "empty" / "r"), run(example(tracking={"uri": "off"}), tmp_path / "here")
-    assert there.summary["status"] == "finished"
-    assert there.summary["run_key"] == here.experiment.run_key
-    for name in ("x", "y", "z"):
-        np.testing.assert_array_equal(there.state[name], here.state[name])
-    assert {path.name for path in (tmp_path / "empty").iterdir()} == {"gossip_penalty.py", "r"}
-
-
-def test_example_shows_the_direction_of_its_next_step() -> None:
-    """mean(x) moves by −step · mean(direction), as tests over the registry ask of a built-in."""
-    experiment = example(step=0.2)
-    made, parts = prepare(experiment), experiment.parts
-    engine = LocalEngine(parts.algorithm, parts.config, made.problem, made.network, [range(4)])
-    for round_ in range(1, 5):
-        x, direction = engine.hosts[0].rows("x").mean(0), engine.hosts[0].rows("direction").mean(0)
-        engine.advance(round_)
-        np.testing.assert_allclose(engine.hosts[0].rows("x").mean(0), x - 0.2 * direction, rtol=0, atol=1e-13)
-
-
-def settled(folder: Path, step: float, heterogeneity: float, rounds: int) -> dict[str, Any]:
-    """The last metrics of the example after it has come to rest."""
-    task = {"name": "quadratic", "dim_x": 4, "dim_y": 8, "heterogeneity": heterogeneity}
-    result = run(example(step, task=task, rounds=rounds, eval_every=rounds, checkpoint_every=rounds), folder)
-    last: dict[str, Any] = result.history.iloc[-1].to_dict()
-    return last
-
-
-def test_example_ends_where_it_says(tmp_path: Path) -> None:
-    """Near the solution for λ, at a distance proportional to the step; exactly there where all nodes are alike."""
-    coarse, fine = settled(tmp_path / "a", 0.2, 1.0, 1000), settled(tmp_path / "b", 0.1, 1.0, 2000)
-    assert coarse["hypergradient_norm"] < 1e-5       # at rest
-    assert coarse["penalty_error"] < 0.02
-    for key in ("penalty_error", "consensus_x"):
-        assert fine[key] == pytest.approx(coarse[key] / 2, rel=0.2)
-    assert settled(tmp_path / "c", 0.2, 0.0, 1000)["penalty_error"] < 1e-9
-
-
-def test_example_is_the_same_in_any_packing() -> None:
-    """m blocks of one = one block, as for every built-in algorithm."""
-    experiment = example()
-    made, parts = prepare(experiment), experiment.parts
-    engines = [
-        LocalEngine(parts.algorithm, parts.config, made.problem, made.network, blocks)
-        for blocks in ([range(4)], [[0], [1], [2], [3]])
-    ]
-    for round_ in range(1, 6):
-        for engine in engines:
-            engine.advance(round_)
-    for name in ("x", "y", "z", "direction"):
-        whole, apart = (engine.rows(name) for engine in engines)
-        assert whole is not None
-        assert apart is not None
-        np.testing.assert_allclose(whole, apart, rtol=1e-10)
-    assert engines[0].ledger().bytes_links == engines[1].ledger().bytes_links > 0
-
-
-def test_example_resumes(tmp_path: Path) -> None:
-    """Resume = straight run, as for every built-in algorithm; z is saved with x and y."""
-    experiment = example(checkpoint_every=4)
-    calm = run(experiment, tmp_path / "a")
-    run(experiment, tmp_path / "b")
-    for file in (tmp_path / "b" / "checkpoints" / "round-00000006").iterdir():
-        file.unlink()
-    again = run(experiment, tmp_path / "b", resume=True)
-    assert values(calm) == values(again)
-    assert set(again.state) == {"x", "y", "z"}
-    assert (tmp_path / "a" / "state.safetensors").read_bytes() == (tmp_path / "b" / "state.safetensors").read_bytes()
-
-
-def values(result: Result) -> list[dict[str, Any]]:
-    lines = read_metrics(result.folder / "metrics.jsonl")
-    return [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
-
-
-def test_example_can_be_compared(dbo: Command, tmp_path: Path) -> None:
-    """A plugin's name stands beside built-in ones, and its parameters are checked like theirs."""
-    keys = ["nodes=4", "rounds=2", "task={name: quadratic, dim_x: 4, dim_y: 8}", "engine.name=local",
-            "tracking.uri=off"]
-    plugin = f"plugins=[{EXAMPLE}]"
-    names = ["--algorithms", "gossip_penalty,d_soba"]
-    done = dbo("compare", *keys, plugin, *names, "--out", str(tmp_path / "c"), "--quiet")
-    assert done.code == 0, done.err
-    assert "gossip_penalty" in done.out
-    wrong = dbo("run", *keys, plugin, "algorithm={name: gossip_penalty, step: 0}", "--out", str(tmp_path / "r"))
-    assert wrong.code == 2
-    assert "algorithm.step: 0 is not allowed; must be > 0" in wrong.err
-
-
-# ---- plugins in general ----------------------------------------------------------------------------------------------
+# ---- loading ---------------------------------------------------------------------------------------------------------
 
 
 def mine(folder: Path, summary: str = "stands still", move: str = "0") -> str:
@@ -187,7 +63,7 @@ def mine(folder: Path, summary: str = "stands still", move: str = "0") -> str:
 
 
 def test_edited_plugin_is_loaded_again(tiny: Tiny, tmp_path: Path) -> None:
-    """In a notebook: edit the file, make the experiment again, and the new code runs under a new key."""
+    """In a notebook: edit the file, create the experiment again, and the new code runs under a new key."""
     first = tiny(plugins=[mine(tmp_path)], algorithm={"name": "mine"})
     assert run(first, tmp_path / "a").state["x"].tolist() == np.zeros((4, 4)).tolist()
     second = tiny(plugins=[mine(tmp_path, move="1")], algorithm={"name": "mine"})
@@ -204,8 +80,8 @@ def test_unchanged_plugin_is_loaded_once(tiny: Tiny, tmp_path: Path) -> None:
     assert first.parts.algorithm is second.parts.algorithm
 
 
-def test_mended_plugin_is_loaded_after_a_failure(tiny: Tiny, tmp_path: Path) -> None:
-    """An error below the registration does not leave a name behind that the mended file could not take."""
+def test_repaired_plugin_is_loaded_after_a_failure(tiny: Tiny, tmp_path: Path) -> None:
+    """An error below the registration does not leave a name behind that the repaired file could not use."""
     file = Path(mine(tmp_path))
     text = file.read_text()
     file.write_text(text + "1 / 0\n")
@@ -266,7 +142,7 @@ def test_a_package_is_known_by_all_its_files(tiny: Tiny, tmp_path: Path, monkeyp
 
 
 def test_a_refused_plugin_is_forgotten(tiny: Tiny, tmp_path: Path) -> None:
-    """In a notebook: its algorithm cannot be named afterwards, and the mended file may call it otherwise."""
+    """In a notebook: its algorithm cannot be named afterwards, and the repaired file may give it another name."""
     file = Path(mine(tmp_path))
     text = file.read_text()
     file.write_text(text.replace(STEP, "step: float = 'ten'"))
@@ -277,8 +153,19 @@ def test_a_refused_plugin_is_forgotten(tiny: Tiny, tmp_path: Path) -> None:
     assert tiny(plugins=[str(file)], algorithm={"name": "renamed"}).algorithm["name"] == "renamed"
 
 
+def test_packets_need_not_be_declared(tiny: Tiny, tmp_path: Path) -> None:
+    """Without `packets` the platform counts what a round sends."""
+    file = Path(mine(tmp_path))
+    text = file.read_text()
+    assert ", packets=lambda cfg: 1" in text
+    file.write_text(text.replace(", packets=lambda cfg: 1", ""))
+    experiment = tiny(plugins=[str(file)], algorithm={"name": "mine"})
+    assert experiment.parts.algorithm.packets is None
+    assert run(experiment, tmp_path / "r").history["packets"].iloc[-1] == 4 * 6
+
+
 def test_z_may_be_anything(tiny: Tiny, tmp_path: Path) -> None:
-    """A tracker that is called z, as wide as x, is saved as it is."""
+    """A tracker that is called z, of the size of x, is saved as it is."""
     file = Path(mine(tmp_path))
     text = file.read_text().replace("    direction: Any\n", "    direction: Any\n    z: Any\n")
     file.write_text(text.replace("shard.y0, shard.x0)", "shard.y0, shard.x0, shard.x0)").replace(
@@ -287,7 +174,7 @@ def test_z_may_be_anything(tiny: Tiny, tmp_path: Path) -> None:
     assert result.state["z"].shape == (4, 4)
 
 
-def test_plugin_s_docstring_is_listed(tiny: Tiny, tmp_path: Path) -> None:
+def test_docstring_of_a_plugin_is_listed(tiny: Tiny, tmp_path: Path) -> None:
     """The first line of the round's docstring is what users read; a round without one is refused."""
     tiny(plugins=[mine(tmp_path, summary="goes nowhere")], algorithm={"name": "mine"})
     assert algorithms()["mine"].summary == "Mine: goes nowhere."
@@ -298,7 +185,7 @@ def test_plugin_s_docstring_is_listed(tiny: Tiny, tmp_path: Path) -> None:
         tiny(plugins=[str(file)])
 
 
-def test_traceback_names_the_student_s_line(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_traceback_names_the_line_of_the_plugin(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
     """An error in a round is shown with the file and the line where it happened."""
     file = mine(tmp_path, move="undefined_name")
     done = dbo("run", *tiny_overrides, f"plugins=[{file}]", "algorithm={name: mine}", "--out", str(tmp_path / "r"))
@@ -308,12 +195,12 @@ def test_traceback_names_the_student_s_line(dbo: Command, tiny_overrides: tuple[
     assert "undefined_name, st.y" in done.err
 
 
-# ---- what is wrong with a plugin is told in one line -----------------------------------------------------------------
+# ---- one-line errors -------------------------------------------------------------------------------------------------
 
 NOTHING = "return State(shard.x0, shard.y0, shard.x0)"
 PACKETS = "packets=lambda cfg: 1"
 STEP = "step: float = 0.1"
-# what of MINE is replaced by what, and what the line says
+# text of MINE, its replacement, and parts of the error message
 WRONG: dict[str, tuple[str, str, list[str]]] = {
     "name is a path": ('"mine"', '"../escaped"', ["plugins.0", "'../escaped'", "a-z, 0-9 and _"]),
     "name is a number": ('"mine"', "3", ["plugins.0", "algorithm 3", "a-z, 0-9 and _"]),
@@ -337,7 +224,7 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
     "packets gives less than none": (PACKETS, "packets=lambda cfg: -1", ["algorithm 'mine'", "packets", "-1", "≥ 0"]),
     "packets misspells a field": (PACKETS, "packets=lambda cfg: cfg.stepz", ["algorithm 'mine'", "packets", "'stepz'"]),
     "packets takes nothing": (PACKETS, "packets=lambda: 1", ["algorithm 'mine'", "packets", "takes 0"]),
-    "init gives nothing": (NOTHING, "pass", ["algorithm 'mine'", "init gives None", "must be a State"]),
+    "init gives nothing": (NOTHING, "pass", ["algorithm 'mine'", "init returns None", "must be a State"]),
     "init gives a scalar": (NOTHING, "return State(shard.x0, shard.y0, 0.0)", ["'mine'", "a float", "state.direction"]),
     "init gives a list": (NOTHING, "return State(shard.x0, [0] * 4, shard.x0)", ["'mine'", "a list", "state.y"]),
     "init leaves out": (NOTHING, "return State(None, shard.y0, shard.x0)", ["'mine'", "None", "state.x", "an array"]),
@@ -346,8 +233,8 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
     "y as wide as x": (NOTHING, "return State(shard.x0, shard.x0, shard.x0)", ["'mine'", "state.y", "(2, 4)", "dim_y"]),
     "a row is missing": (NOTHING, "return State(shard.x0[:1], shard.y0, shard.x0)", ["'mine'", "state.x", "(1, 4)"]),
     "x is one row": (NOTHING, "return State(shard.x0[0], shard.y0, shard.x0)", ["'mine'", "state.x", "(4,)"]),
-    "a type that nobody sees": (
-        "    direction: Any\n", "    direction: 'Nowhere'\n", ["'mine'", "State", "'Nowhere'", "can be seen"]),
+    "a type that does not exist": (
+        "    direction: Any\n", "    direction: 'Nowhere'\n", ["'mine'", "State", "'Nowhere'", "visible at run time"]),
     "another dtype": (
         NOTHING, "return State(shard.x0.astype('float32'), shard.y0, shard.x0)", ["'mine'", "float32", "float64"]),
     "config has a name": (STEP, "name: str = 'x'", ["algorithm 'mine'", "config.name"]),
@@ -365,10 +252,10 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_plugin_is_told_in_one_line(
+def test_wrong_plugin_is_a_one_line_error(
     dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, case: str
 ) -> None:
-    """Exit 2 and one line that says which algorithm and what of it, before anything is written."""
+    """Exit 2 and one line that names the algorithm and what is wrong with it, before anything is written."""
     old, new, parts = WRONG[case]
     file = Path(mine(tmp_path))
     text = file.read_text()
@@ -386,29 +273,27 @@ def test_wrong_plugin_is_told_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("mix(x=st.x)", "mix(x=list(st.x))", "mine: mix(x=…) got a list; must be an array with a row per node"),
         ("mix(x=st.x)", "mix(x=0.0)", "mine: mix(x=…) got a float; must be an array with a row per node"),
         ("mix(x=st.x)", "mix(x=st.x.sum())", "mine: mix(x=…) got a float64; must be an array with a row per node"),
         ("st.y, st.direction)", "st.y, None)", "mine: state.direction is None after the round; must be an array"),
         ("st.y, st.direction)", "st.y, [0])", "mine: state.direction is a list after the round; must be an array"),
-        ("async def mine", "def mine", "mine: its round gives a list; must be an `async def`"),
-        ("x, = await mix(x=st.x)", "x = await mix(x=st.x)", "mine: await mix(...) answers with a tuple, a part per "
-         "channel: write `(x,) = await mix(x=…)`"),
+        ("async def mine", "def mine", "mine: its round is a list; must be an `async def`"),
+        ("x, = await mix(x=st.x)", "x = await mix(x=st.x)", f"mine: {Mixed.hint}"),
         ("x, = await mix(x=st.x)", "x = mix(x=st.x)", "mine: mix(...) must be awaited: write `await mix(...)`"),
         ("State(x + 0", "State(mix(x=x)", "mine: state.x is a Outgoing after the round; must be an array; "
          "mix(...) must be awaited: write `await mix(...)`"),
-        ("x, = await mix(x=st.x)", "x = st.x + 0; x += await mix(x=st.x)", "mine: await mix(...) answers with a tuple, "
-         "a part per channel: write `(x,) = await mix(x=…)`"),
-        ("mix(x=st.x)", "mix(st.x)", "mine: mix(...) got rows without a name: write mix(x=…), bytes are counted by "
-         "these names"),
+        ("x, = await mix(x=st.x)", "x = st.x + 0; x += await mix(x=st.x)", f"mine: {Mixed.hint}"),
+        ("mix(x=st.x)", "mix(st.x, y=st.y)", "mine: mix(...) got an array without a name beside y; must be one array, "
+         "`wx = await mix(x)`, or named ones, `wx, wy = await mix(x=…, y=…)`"),
     ],
 )
-def test_wrong_round_is_told_in_one_line(
-    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, old: str, new: str, said: str
+def test_wrong_round_is_a_one_line_error(
+    dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, old: str, new: str, message: str
 ) -> None:
-    """What shows only in a round ends the run as failed, and is told in one line that names the algorithm."""
+    """An error that shows only in a round ends the run as failed, with one line that names the algorithm."""
     file = Path(mine(tmp_path))
     text = file.read_text()
     assert old in text
@@ -418,15 +303,15 @@ def test_wrong_round_is_told_in_one_line(
     file.write_text(text)
     chosen = (f"plugins=[{file}]", "algorithm={name: mine}")
     done = dbo("run", *tiny_overrides, *chosen, "--out", tmp_path / "r", "--quiet")
-    where = f" ({file}, line 23)" if said.startswith(("mine: mix", "mine: await")) else ""
-    assert (done.code, done.err.replace("line 24", "line 23")) == (1, f"dbo: {said}{where}\n")
+    where = f" ({file}, line 23)" if message.startswith(("mine: mix", "mine: await")) else ""
+    assert (done.code, done.err.replace("line 24", "line 23")) == (1, f"dbo: {message}{where}\n")
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
 
 
-def test_what_went_wrong_in_a_plugin_is_told_where_it_stands(
+def test_an_error_in_a_plugin_names_file_and_line(
     dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The traceback begins in the student's file, and the last line names file, line and error."""
+    """The traceback begins in the user's file, and the last line names file, line and error."""
     file = mine(tmp_path, move="shard.gradient")
     done = dbo("run", *tiny_overrides, f"plugins=[{file}]", "algorithm={name: mine}", "--out", str(tmp_path / "r"))
     assert done.code == 1
@@ -435,7 +320,7 @@ def test_what_went_wrong_in_a_plugin_is_told_where_it_stands(
     assert last.startswith(f"dbo: {file}, line 24: AttributeError: a shard has no 'gradient'; it has nodes, dim_x")
 
 
-def test_the_cause_of_an_error_is_told_too(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_cause_of_an_error_is_shown(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
     """A plugin's `raise … from error`: both are in the traceback."""
     file = Path(mine(tmp_path))
     text = file.read_text()
@@ -447,21 +332,21 @@ def test_the_cause_of_an_error_is_told_too(dbo: Command, tiny_overrides: tuple[s
     assert done.err.splitlines()[-1] == f"dbo: {file}, line 26: RuntimeError: second"
 
 
-def test_an_experiment_whose_plugin_broke_is_told(tiny: Tiny, tmp_path: Path) -> None:
-    """In a notebook: an earlier experiment cannot tell its key any more, and says why."""
+def test_an_experiment_whose_plugin_broke_has_no_key(tiny: Tiny, tmp_path: Path) -> None:
+    """In a notebook: the key of a previous experiment cannot be computed any more, and the error names the reason."""
     file = Path(mine(tmp_path))
-    earlier = tiny(plugins=[str(file)], algorithm={"name": "mine"})
+    previous = tiny(plugins=[str(file)], algorithm={"name": "mine"})
     file.write_text("1 / 0\n")
     with pytest.raises(InputError, match="ZeroDivisionError"):
         tiny(plugins=[str(file)], algorithm={"name": "mine"})
-    with pytest.raises(InputError, match="make the experiment again"):
-        _ = earlier.run_key
+    with pytest.raises(InputError, match="create the experiment again"):
+        _ = previous.run_key
 
 
-def test_other_code_is_told_from_another_experiment(
+def test_other_code_is_distinguished_from_another_experiment(
     dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """An edited plugin: the folder holds what reads the same, and was run with other code."""
+    """An edited plugin: the folder holds the same experiment, run with other code; it cannot be resumed."""
     keys = (*tiny_overrides, f"plugins=[{mine(tmp_path)}]", "algorithm={name: mine}", "--quiet")
     assert dbo("run", *keys, "--out", tmp_path / "r").code == 0
     mine(tmp_path, move="1")
@@ -474,7 +359,7 @@ def test_other_code_is_told_from_another_experiment(
 
 
 def test_wrong_plugin_is_refused_each_time(tiny: Tiny, tmp_path: Path) -> None:
-    """In a notebook: running the cell again does not get past the line."""
+    """In a notebook: running the cell again gives the same error."""
     file = Path(mine(tmp_path))
     file.write_text(file.read_text().replace(STEP, "step: float = 'ten'"))
     for _ in range(2):
@@ -522,7 +407,7 @@ def test_plugin_is_listed(dbo: Command) -> None:
         (["tasks", "engines"], ["'engines'", "one kind or name"]),
     ],
 )
-def test_wrong_list_is_told(dbo: Command, arguments: list[str], parts: list[str]) -> None:
+def test_wrong_list_is_a_one_line_error(dbo: Command, arguments: list[str], parts: list[str]) -> None:
     """Exit 2, one line."""
     done = dbo("list", *arguments)
     assert done.code == 2
@@ -531,13 +416,13 @@ def test_wrong_list_is_told(dbo: Command, arguments: list[str], parts: list[str]
         assert part in done.err
 
 
-# ---- where a plugin lies ---------------------------------------------------------------------------------------------
+# ---- paths -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_can_be_repeated_from_anywhere(
     dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative path is written in full into experiment.yaml, which is enough to repeat and to resume the run."""
+    """experiment.yaml records absolute paths, which is enough to repeat and to resume the run."""
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     mine(tmp_path / "here")
@@ -556,10 +441,10 @@ def test_a_run_can_be_repeated_from_anywhere(
     assert read_run(tmp_path / "there" / "again").summary["run_key"] == read_run(file.parent).summary["run_key"]
 
 
-def test_a_moved_plugin_is_the_same_one(
+def test_a_plugin_may_be_in_another_folder(
     dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A job has its files in another place each time: an unfinished run goes on with the same plugin from there."""
+    """A job has its files in another place each time: an unfinished run resumes with the same plugin from there."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     keys = (*tiny_overrides, "algorithm={name: mine}", "--out", tmp_path / "r", "--quiet")
@@ -572,55 +457,55 @@ def test_a_moved_plugin_is_the_same_one(
     assert len([e for e in (tmp_path / "r" / "events.jsonl").read_text().splitlines() if '"started"' in e]) == 2
 
 
-def test_a_job_takes_the_plugin_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`dbo submit`: the file travels, its experiment finds it beside itself, and the run's key is the same there."""
-    for name in ("sheets", "job"):
+def test_a_job_packs_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dbo submit`: the file is in the job, the experiment finds it there, and the run key is the same."""
+    for name in ("files", "job"):
         (tmp_path / name).mkdir()
-    mine(tmp_path / "sheets")
+    mine(tmp_path / "files")
     text = "plugins: [mine.py]\nalgorithm: {name: mine}\ntask: {name: quadratic}\n"
-    (tmp_path / "sheets" / "e.yaml").write_text(text)
+    (tmp_path / "files" / "e.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    job = experiment_job(Experiment.read("sheets/e.yaml"))
+    job = experiment_job(Experiment.read("files/e.yaml"))
     job.pack(tmp_path / "job")
     registry._registry.pop("mine")          # another machine
     monkeypatch.chdir(tmp_path / "job")
     there = Experiment.read("experiment.yaml")
-    assert there.resolved()["plugins"] == ["mine.py"]       # for actors too, who may have it elsewhere again
+    assert there.to_dict()["plugins"] == ["mine.py"]       # relative: actors have it in yet another place
     assert there.run_key == job.key
 
 
 def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an experiment, a comparison and a sweep; on the command line they are relative to the working directory."""
-    sheets = tmp_path / "sheets"
-    sheets.mkdir()
-    mine(sheets)
-    (sheets / "edges.txt").write_text("0 1\n1 2\n")
+    files = tmp_path / "files"
+    files.mkdir()
+    mine(files)
+    (files / "edges.txt").write_text("0 1\n1 2\n")
     (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 0\n")
     body = "plugins: [mine.py]\ntopology: {name: edges, file: edges.txt}\nnodes: 3\ntask: {name: quadratic}\n"
-    (sheets / "run.yaml").write_text(f"{body}data_dir: data\nalgorithm: {{name: mine}}\n")
-    (sheets / "compare.yaml").write_text(f"{body}algorithms: {{mine: {{}}}}\n")
-    (sheets / "sweep.yaml").write_text(
+    (files / "run.yaml").write_text(f"{body}data_dir: data\nalgorithm: {{name: mine}}\n")
+    (files / "compare.yaml").write_text(f"{body}algorithms: {{mine: {{}}}}\n")
+    (files / "sweep.yaml").write_text(
         "experiment: {plugins: [mine.py], algorithm: {name: mine}, data_dir: /data}\n"
         "axes: {topology.file: [edges.txt], topology: [{name: edges, file: edges.txt}], algorithm.step: [1.0]}\n"
     )
     monkeypatch.chdir(tmp_path)
-    made = Experiment.read("sheets/run.yaml")
+    made = Experiment.read("files/run.yaml")
     key = made.run_key
-    assert made.plugins == ("sheets/mine.py",)
-    assert made.topology["file"] == "sheets/edges.txt"
-    assert made.data_dir == "sheets/data"
-    assert made.recorded()["data_dir"] == str(sheets / "data")
+    assert made.plugins == ("files/mine.py",)
+    assert made.topology["file"] == "files/edges.txt"
+    assert made.data_dir == "files/data"
+    assert made.to_record()["data_dir"] == str(files / "data")
     for place in ("~/data", "/data", "s3://me:secret@host/x"):
-        found = Experiment.read("sheets/run.yaml", [f"data_dir={place}"])
-        assert found.data_dir == found.recorded()["data_dir"] == place
-    assert Experiment.read("sheets/run.yaml", ["topology.file=edges.txt"]).topology["file"] == "edges.txt"
-    (compared,), _ = compare_plan("sheets/compare.yaml", [], [], None)
-    assert compared.plugins == ("sheets/mine.py",)
-    swept = plan.read("sheets/sweep.yaml")
-    assert swept.experiment["plugins"] == ["sheets/mine.py"]
+        found = Experiment.read("files/run.yaml", [f"data_dir={place}"])
+        assert found.data_dir == found.to_record()["data_dir"] == place
+    assert Experiment.read("files/run.yaml", ["topology.file=edges.txt"]).topology["file"] == "edges.txt"
+    (compared,), _ = compare_plan("files/compare.yaml", [], [], None)
+    assert compared.plugins == ("files/mine.py",)
+    swept = plan.read_sweep("files/sweep.yaml")
+    assert swept.experiment["plugins"] == ["files/mine.py"]
     assert swept.experiment["data_dir"] == "/data"
-    assert swept.axes["topology.file"] == ["sheets/edges.txt"]
-    assert swept.axes["topology"] == [{"name": "edges", "file": "sheets/edges.txt"}]
-    monkeypatch.chdir(sheets)
+    assert swept.axes["topology.file"] == ["files/edges.txt"]
+    assert swept.axes["topology"] == [{"name": "edges", "file": "files/edges.txt"}]
+    monkeypatch.chdir(files)
     assert Experiment.read("run.yaml").plugins == ("mine.py",)
     assert Experiment.read("run.yaml").run_key == key

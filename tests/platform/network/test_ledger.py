@@ -1,4 +1,4 @@
-"""The ledger: what travels is counted, once per broadcast, once per link, and as the paper counts."""
+"""The ledger: traffic is counted once per broadcast, once per link, and by the paper's convention."""
 
 from collections.abc import Sequence
 
@@ -7,41 +7,42 @@ import pytest
 
 from dbo.algorithms.compression.compressors import TopK
 from dbo.algorithms.gossip import Message, dense
-from dbo.algorithms.rng import Draws
-from dbo.platform.network import wire
+from dbo.algorithms.rng import Key
+from dbo.platform.network import codecs
+from dbo.platform.network import packet as wire
 from dbo.platform.network.ledger import Ledger
-from dbo.platform.network.topology import Star, network
+from dbo.platform.network.topology import Star, build_network
 
 MEBIBYTE = 1 << 20
-STAR = network(Star().graph(4, 0))
+STAR = build_network(Star().graph(4, 0))
 
 
-def spoken(ids: Sequence[int], round_: int = 0) -> dict[str, Message]:
-    """The messages of these nodes: rows that differ in what is in them, the same in any block."""
+def messages_of(ids: Sequence[int], round_: int = 0) -> dict[str, Message]:
+    """Return the messages of these nodes: every row has its own values, which do not depend on the block."""
     rows = np.stack([np.random.default_rng([node, round_]).standard_normal(300) for node in ids])
-    rows[np.array(ids) == 2, 20:] = 0       # node 2 has less to say than k entries
+    rows[np.array(ids) == 2, 20:] = 0       # node 2 has fewer than k nonzero entries
     return {
         "x": dense(rows[:, :7].astype(np.float32)),
-        "y": TopK(ratio=0.2)(rows.astype(np.float32), Draws(0, np.array(ids), round_), "y"),
+        "y": TopK(ratio=0.2)(rows.astype(np.float32), Key(0, np.array(ids), round_), "y"),
     }
 
 
 def ledger_of(ids: Sequence[int], rounds: int = 3) -> Ledger:
     ledger = Ledger(ids, STAR.degree[list(ids)])
     for round_ in range(rounds):
-        messages = spoken(ids, round_)
-        ledger.record(messages, wire.sizes(messages))
+        messages = messages_of(ids, round_)
+        ledger.record(messages, wire.measure(messages))
     return ledger
 
 
 def lengths(rounds: int = 3) -> list[int]:
-    """What the four nodes' packets weigh when they are really encoded."""
+    """Return the encoded lengths of the four nodes' packets."""
     header = wire.Header(sender=0, epoch=0, round=0, step=0)
-    return [sum(len(wire.encode(header, spoken(range(4), r), node)) for r in range(rounds)) for node in range(4)]
+    return [sum(len(wire.encode(header, messages_of(range(4), r), node)) for r in range(rounds)) for node in range(4)]
 
 
 def test_bytes_are_those_of_encoded_packets() -> None:
-    """bytes_broadcast is the sum of all packets' lengths, bytes_links weighs each by its sender's degree."""
+    """bytes_broadcast is the sum of all packets' lengths, bytes_links weights each with its sender's degree."""
     ledger, real = ledger_of(range(4)), lengths()
     assert ledger.bytes_by_node().tolist() == real
     assert ledger.bytes_broadcast == sum(real)
@@ -50,7 +51,7 @@ def test_bytes_are_those_of_encoded_packets() -> None:
 
 
 def test_channels_and_header_add_up() -> None:
-    """Each channel has its own bytes, what is no body is "header", and together they are all."""
+    """Each channel has its own bytes, those outside of bodies are "header", and together they are all."""
     ledger = ledger_of(range(4))
     by_channel = ledger.bytes_by_channel()
     assert list(by_channel) == ["header", "x", "y"]
@@ -87,15 +88,15 @@ def test_four_totals() -> None:
 
 
 def papers_ledger(rounds: int, inner_steps: int, nodes: int = 10) -> Ledger:
-    """C²DFB on 20 Newsgroups by its sizes alone: d_y = 2 032 620, d_x = 101 631, 20 % kept, float32, a ring."""
+    """Return the ledger of C²DFB on 20 Newsgroups: d_y = 2 032 620, d_x = 101 631, 20 % kept, float32, a ring."""
     dim_y, dim_x = 2_032_620, 101_631
     k = TopK(ratio=0.2).contraction(dim_y) * dim_y
     nothing = np.broadcast_to(np.float32(0), (nodes, 1))
     sparse = Message(nothing, form="sparse", kept=round(k))
     upper = dict.fromkeys(("x", "sx"), Message(nothing, kept=dim_x))
     lower = dict.fromkeys(("y.d", "y.s", "z.d", "z.s"), sparse)
-    upper_sizes = wire.Sizes(0, dict.fromkeys(upper, wire.dense_sizes(nodes, dim_x, 4)))
-    lower_sizes = wire.Sizes(0, dict.fromkeys(lower, wire.sparse_sizes((round(k),) * nodes, dim_y, 4)))
+    upper_sizes = wire.PacketSizes(0, dict.fromkeys(upper, codecs.measure_dense(nodes, dim_x, 4)))
+    lower_sizes = wire.PacketSizes(0, dict.fromkeys(lower, codecs.measure_sparse((round(k),) * nodes, dim_y, 4)))
     ledger = Ledger(range(nodes), [2] * nodes)
     for _ in range(rounds):
         ledger.record(upper, upper_sizes)
@@ -104,15 +105,15 @@ def papers_ledger(rounds: int, inner_steps: int, nodes: int = 10) -> Ledger:
     return ledger
 
 
-def test_the_papers_table_comes_out() -> None:
+def test_the_papers_table_is_reproduced() -> None:
     """Table 1 prints 378.20 for 8 rounds with K = 15: one node, values only, trackers not counted."""
     ledger = papers_ledger(rounds=8, inner_steps=15)
     assert ledger.paper_megabytes({"y.s": 0.0, "z.s": 0.0}) == pytest.approx(378.20, rel=1e-3)
     assert papers_ledger(7, 15).paper_megabytes({"y.s": 0.0, "z.s": 0.0}) == pytest.approx(330.93, rel=1e-3)
 
 
-def test_the_honest_cost_of_the_papers_run() -> None:
-    """The same 8 rounds really cost a node 750.6 MiB of values, 866.9 with bitmaps, twice that on a ring's links."""
+def test_the_real_cost_of_the_papers_run() -> None:
+    """The same 8 rounds cost a node 750.6 MiB of values, 866.9 with bitmaps, twice that on a ring's links."""
     ledger = papers_ledger(rounds=8, inner_steps=15)
     per_node = {name: total / 10 / MEBIBYTE for name, total in ledger.totals().items()}
     assert per_node["values_broadcast"] == pytest.approx(750.6, abs=0.05)
@@ -123,10 +124,10 @@ def test_the_honest_cost_of_the_papers_run() -> None:
 
 
 def test_the_papers_count_is_nominal() -> None:
-    """The paper counts k values per message of float32, whatever is in it and whatever its dtype is."""
-    messages = {"y": TopK(ratio=0.5)(np.zeros((2, 8)), Draws(0, np.arange(2), 0), "y")}
+    """The paper counts k float32 values per message, whatever its values and its dtype are."""
+    messages = {"y": TopK(ratio=0.5)(np.zeros((2, 8)), Key(0, np.arange(2), 0), "y")}
     ledger = Ledger(range(2), [1, 1])
-    ledger.record(messages, wire.sizes(messages))
+    ledger.record(messages, wire.measure(messages))
     assert ledger.paper_megabytes() == 4 * 4 / MEBIBYTE
     assert ledger.paper_megabytes({"y": 0.5}) == 2 * 4 / MEBIBYTE
     assert ledger.totals()["values_broadcast"] == 0
@@ -145,34 +146,34 @@ def test_blocks_merge_to_the_whole(blocks: list[list[int]]) -> None:
         np.testing.assert_array_equal(exported[name], expected[name])
 
 
-def test_restored_ledgers_count_on() -> None:
+def test_restored_ledgers_continue_counting() -> None:
     """Two rounds, export, restore into a fresh ledger, one more round: the same as three in a row."""
     half = ledger_of([1, 2], rounds=2).export()
     resumed = Ledger([1, 2], STAR.degree[[1, 2]])
     resumed.restore(half)
-    messages = spoken([1, 2], 2)
-    resumed.record(messages, wire.sizes(messages))
+    messages = messages_of([1, 2], 2)
+    resumed.record(messages, wire.measure(messages))
     straight = ledger_of([1, 2], rounds=3)
     for name, array in straight.export().items():
         np.testing.assert_array_equal(resumed.export()[name], array)
 
 
-def test_restoring_goes_back() -> None:
-    """What was counted after the export is forgotten, channels that were new included."""
+def test_restoring_discards_later_counts() -> None:
+    """Counts since the export are discarded, new channels included."""
     ledger = Ledger([0], [3])
     empty = ledger.export()
-    messages = spoken([0])
-    ledger.record(messages, wire.sizes(messages))
+    messages = messages_of([0])
+    ledger.record(messages, wire.measure(messages))
     ledger.restore(empty)
     assert (ledger.bytes_broadcast, ledger.channels, ledger.packets.tolist()) == (0, (), [0])
 
 
-def test_an_export_does_not_count_on() -> None:
-    """A checkpoint keeps what it was given while the run goes on, before and after a restore."""
-    ledger, messages = ledger_of([1, 2], rounds=2), spoken([1, 2])
+def test_an_export_does_not_change() -> None:
+    """A checkpoint keeps its counts while the run continues, before and after a restore."""
+    ledger, messages = ledger_of([1, 2], rounds=2), messages_of([1, 2])
     kept, expected = ledger.export(), ledger_of([1, 2], rounds=2).export()
     for _ in range(2):
-        ledger.record(messages, wire.sizes(messages))
+        ledger.record(messages, wire.measure(messages))
         for name, array in expected.items():
             np.testing.assert_array_equal(kept[name], array)
         ledger.restore(kept)

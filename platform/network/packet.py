@@ -1,0 +1,188 @@
+"""Encode and decode packets: what travels between nodes, checked completely before it is used.
+
+A packet is a header, then a record per message; everything is little-endian:
+
+    header   magic "DBOP" · version, messages u16 · sender, epoch, round, step u32 · length of the rest u64 · crc32 u32
+    record   length of the name u8 · dtype u8 · form u8 · bits u8 · dim u32 · count u32 · name (UTF-8) · body
+
+The checksum covers all other bytes, so a flipped bit anywhere is found. `codecs` defines the bodies.
+"""
+
+import struct
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dbo.algorithms.api import Array, Message, Packed, PackedRow
+from dbo.platform.network.codecs import (
+    ENCODED,
+    CorruptError,
+    RowFormat,
+    Table,
+    WireError,
+    check_format,
+    decode_row,
+    encode_row,
+    measure_rows,
+)
+
+VERSION = 1
+
+_MAGIC = b"DBOP"
+_HEADER = struct.Struct("<4sHHIIIIQ")
+_CHECKSUM = struct.Struct("<I")
+_RECORD = struct.Struct("<BBBBII")
+_START = _HEADER.size + _CHECKSUM.size      # of the first record
+
+
+class TruncatedError(WireError):
+    """The packet ends too early."""
+
+
+class NotAPacketError(WireError):
+    """The bytes do not start as a packet does."""
+
+
+class VersionError(WireError):
+    """The packet is of another version of the format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The sender of a packet, and the step of which attempt it belongs to."""
+
+    sender: int
+    epoch: int
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A packet as its receivers see it: one row per channel."""
+
+    header: Header
+    channels: dict[str, Array | PackedRow]
+
+
+@dataclass(frozen=True, slots=True)
+class PacketSizes:
+    """The lengths of the packets that the rows of a block are about to send."""
+
+    header: int                     # bytes of a packet outside of bodies: its header and its records' heads
+    tables: dict[str, Table]        # channel → (nodes, 3) bytes of the body, bytes of values, values
+
+    @property
+    def bodies(self) -> dict[str, NDArray[np.int64]]:
+        """Channel → (nodes,) bytes of the body."""
+        return {name: table[:, ENCODED] for name, table in self.tables.items()}
+
+    @property
+    def total(self) -> NDArray[np.int64]:
+        """(nodes,) the lengths of the whole packets."""
+        return np.asarray(self.header + sum(self.bodies.values()), dtype=np.int64)
+
+
+def measure(messages: Mapping[str, Message | Packed]) -> PacketSizes:
+    """Return exactly the lengths that `encode` gives, for all rows at once and without encoding."""
+    return PacketSizes(_head_length(tuple(messages)), {name: measure_rows(m) for name, m in messages.items()})
+
+
+@lru_cache(maxsize=256)
+def _head_length(names: tuple[str, ...]) -> int:
+    """Return the bytes of a packet outside of bodies."""
+    return _START + sum(_RECORD.size + len(name.encode()) for name in names)
+
+
+def encode(header: Header, messages: Mapping[str, Message | Packed], row: int) -> bytes:
+    """Return the packet of one row of the messages."""
+    parts: list[bytes | memoryview] = []
+    for name, message in messages.items():
+        try:
+            parts += _encode_record(name.encode(), message, row)
+        except WireError as error:
+            raise WireError(f"channel {name!r}: {error}") from None
+    try:
+        head = _HEADER.pack(
+            _MAGIC, VERSION, len(messages), header.sender, header.epoch, header.round, header.step,
+            sum(len(part) for part in parts),
+        )
+    except struct.error as error:
+        raise WireError(f"{header} with {len(messages)} messages does not fit: {error}") from None
+    checksum = crc32(head)
+    for part in parts:
+        checksum = crc32(part, checksum)
+    return b"".join([head, _CHECKSUM.pack(checksum), *parts])
+
+
+def _encode_record(name: bytes, message: Message | Packed, row: int) -> list[bytes | memoryview]:
+    if not 1 <= len(name) <= 255:
+        raise WireError(f"a name of {len(name)} bytes is not allowed; must have 1 to 255 bytes")
+    format_, body = encode_row(message, row)
+    return [_RECORD.pack(len(name), *format_) + name, *body]
+
+
+def decode(data: bytes | bytearray | memoryview, packed: Container[str] = ()) -> Packet:
+    """Return the packet in these bytes; raise WireError if anything about them is wrong.
+
+    Rows of the channels named in `packed` are not unpacked: they stay marks and entries.
+    """
+    view = memoryview(data).cast("B")
+    header, count = _read_header(view)
+    channels: dict[str, Array | PackedRow] = {}
+    at = _START
+    for _ in range(count):
+        if len(view) - at < _RECORD.size:
+            raise CorruptError(f"{len(channels)} messages of {count}, then no space for another")
+        length, *format_ = _RECORD.unpack_from(view, at)
+        at += _RECORD.size
+        name = _read_name(view[at : at + length], length)
+        at += length
+        if name in channels:
+            raise CorruptError(f"channel {name!r} comes twice")
+        row = RowFormat(*format_)
+        try:
+            end = at + check_format(row)
+            if end > len(view):
+                raise CorruptError(f"a body of {end - at} bytes where {len(view) - at} are left")
+            channels[name] = decode_row(view[at:end], row, name in packed)
+        except CorruptError as error:
+            raise CorruptError(f"channel {name!r}: {error}") from None
+        except MemoryError:
+            raise CorruptError(f"channel {name!r}: {row.dim} entries do not fit into memory") from None
+        at = end
+    if at != len(view):
+        raise CorruptError(f"{len(view) - at} bytes after the last message")
+    return Packet(header, channels)
+
+
+def _read_header(view: memoryview) -> tuple[Header, int]:
+    """Return the header and the number of messages, once header and checksum are verified."""
+    if bytes(view[:4]) != _MAGIC[: len(view)]:
+        raise NotAPacketError(f"a packet starts with {_MAGIC!r}, this one with {bytes(view[:4])!r}")
+    if len(view) < _START:
+        raise TruncatedError(f"{len(view)} bytes, a header has {_START}")
+    _, version, count, sender, epoch, round_, step, length = _HEADER.unpack_from(view)
+    if version != VERSION:
+        raise VersionError(f"a packet of version {version}, this is version {VERSION}")
+    if len(view) < _START + length:
+        raise TruncatedError(f"{len(view)} bytes of {_START + length}")
+    if len(view) > _START + length:
+        raise CorruptError(f"{len(view) - _START - length} bytes too many")
+    (expected,) = _CHECKSUM.unpack_from(view, _HEADER.size)
+    if crc32(view[_START:], crc32(view[: _HEADER.size])) != expected:
+        raise CorruptError("the checksum does not match")
+    return Header(sender=sender, epoch=epoch, round=round_, step=step), count
+
+
+def _read_name(view: memoryview, length: int) -> str:
+    if not 1 <= length == len(view):
+        raise CorruptError(f"a channel name of {length} bytes where {len(view)} are left")
+    try:
+        return bytes(view).decode()
+    except UnicodeDecodeError:
+        raise CorruptError(f"a channel name that is not UTF-8: {bytes(view)!r}") from None
