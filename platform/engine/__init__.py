@@ -1,1 +1,1 @@
-"""Engines: run blocks of nodes in this process or as Ray actors, and evaluate them."""
+"""Run blocks of nodes in this process or in Ray actors, and evaluate them."""

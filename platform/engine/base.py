@@ -1,87 +1,88 @@
-"""What a run needs of an engine, whatever carries the messages."""
+"""Define what a run needs of an engine, and the helpers that all engines share."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from dbo.algorithms.protocol import Array
-from dbo.algorithms.registry import Algorithm
+from dbo.algorithms.api import Algorithm, Array
+from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.topology import Network
 from dbo.tasks.api import Problem
 
-Blocks = Sequence[Sequence[int]]
+Blocks: TypeAlias = Sequence[Sequence[int]]      # the nodes of each block
+Record: TypeAlias = dict[str, Any]               # the metrics of one evaluation, ready for JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What an engine is to run."""
+class RunSpec:
+    """Everything that an engine needs to start a run."""
 
     algorithm: Algorithm
-    config: Any
+    config: DataclassInstance           # of class `algorithm.config`
     problem: Problem
     network: Network
-    settings: dict[str, Any]            # the resolved experiment, for processes that build their part of it anew
-    blocks: Blocks | None = None        # which nodes share a process, if an earlier run has settled it
+    experiment: dict[str, Any]          # resolved; Ray actors build the algorithm and its configuration from it
+    blocks: Blocks | None = None        # the packing of the run that is resumed; None: the engine chooses one
 
 
-def in_node_order(blocks: Blocks, parts: Iterable[Array]) -> Array:
-    """The rows of all nodes, copied from those of each block."""
+def gather_rows(blocks: Blocks, parts: Iterable[Array]) -> Array:
+    """Copy the rows of each block into one array, in node order."""
     parts = iter(parts)
     first = next(parts)
-    whole: Array = np.empty((sum(map(len, blocks)), *first.shape[1:]), dtype=first.dtype)
+    rows: Array = np.empty((sum(map(len, blocks)), *first.shape[1:]), dtype=first.dtype)
     for ids, part in zip(blocks, chain([first], parts), strict=True):
-        whole[list(ids)] = part
-    return whole
+        rows[list(ids)] = part
+    return rows
 
 
-def most(blocks: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The largest count of all blocks."""
+def max_counts(blocks: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the maximum of each count over all blocks."""
     counts = list(blocks)
     return {name: max(block[name] for block in counts) for name in counts[0]}
 
 
 class Engine(Protocol):
-    """Rows in blocks, blocks in processes, one synchronous round at a time.
+    """Run all blocks of a network, one synchronous round at a time.
 
-    Every method may raise `BlocksLost` when processes have died: `revive`, then `restore`, and the run goes on.
+    Every method may raise `BlocksLost` if processes have died. Then call `replace_lost`, `restore`, and continue.
     """
 
     blocks: Blocks
 
     def advance(self, round_: int) -> None:
-        """Runs round `round_` (1, 2, …) on every block."""
+        """Run round `round_` (1, 2, …) on every block."""
 
     def rows(self, name: str) -> Array | None:
-        """x, y, z or direction of all nodes in node order; None where the algorithm has no such rows."""
+        """Return x, y, z or direction of all nodes in node order; None if the state has no such rows."""
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
-        """(nodes,) f_i and g_i of all nodes at one common point."""
+        """Return (nodes,) f_i and g_i of all nodes at one common point."""
 
-    def sick(self) -> str | None:
-        """The first state array with NaN or inf in it."""
+    def first_nonfinite(self) -> str | None:
+        """Return the name of the first state array that contains NaN or inf; None if there is none."""
 
     def counters(self) -> Mapping[str, int]:
-        """Oracle calls of a node since the start; where they are drawn, of the one that was asked most."""
+        """Return the oracle calls per node since the start, the maximum over nodes."""
 
     def ledger(self) -> Ledger:
-        """Bytes, values and packets of all nodes since the start."""
+        """Return bytes, values and packets of all nodes since the start."""
 
     def snapshot(self) -> Iterator[Iterator[Flat]]:
-        """Every block's state, ledger and counters, each in parts: not all of it is in memory twice at once."""
+        """Yield every block's state, ledger and counters, in chunks: never all of it is in memory twice."""
 
     def restore(self, blocks: list[Flat] | None) -> None:
-        """Back to a snapshot, or to the start."""
+        """Restore every block from a snapshot; None: reset all blocks to the start."""
 
-    def revive(self) -> None:
-        """Replaces processes that have died; their state is not there until `restore`."""
+    def replace_lost(self) -> None:
+        """Replace processes that have died; the new ones have no state until `restore`."""
 
-    def observe(self, record: Mapping[str, Any]) -> None:
-        """Is shown every evaluation, for operators to see."""
+    def export_metrics(self, record: Mapping[str, Any]) -> None:
+        """Export an evaluation to the monitoring system, if there is one."""
 
     def close(self) -> None:
-        """Ends all that the engine started."""
+        """Release everything that the engine has started."""

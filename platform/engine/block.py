@@ -1,72 +1,117 @@
-"""A block of nodes in one process: their rows, their state, and the round that is under way.
+"""Run one block of nodes in this process: their rows, their state, and the open round.
 
-A plain class without a transport: an engine calls `begin`, then `step` with the packets of the neighbours that live
-elsewhere, until a step answers None. Neighbours in the same block exchange without encoding, but are counted alike.
+`Block` is a plain class without a transport. An engine calls `begin`, then `step` with the packets of the neighbours in
+other blocks, until a step returns None. Neighbours in the same block exchange rows without encoding, but their packets
+are counted alike.
 """
 
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from array_api_compat import is_array_api_obj
 
-from dbo.algorithms.gossip import Answer, Message, NotRows, Outgoing, Packed, PackedRow, Sum
-from dbo.algorithms.kernels.fused import is_wide, summed, warm
-from dbo.algorithms.protocol import Array, Shard
-from dbo.algorithms.registry import Algorithm
-from dbo.platform.config.plugins import position
-from dbo.platform.engine.device import Cpu, Device, on_host
-from dbo.platform.engine.shard_wrappers import Counted
-from dbo.platform.engine.state_tree import Flat, finite, flatten, rebuild
+from dbo.algorithms.api import (
+    Algorithm,
+    Array,
+    Message,
+    Mixed,
+    NotRowsError,
+    Outgoing,
+    Packed,
+    PackedRow,
+    PackedSum,
+    Shard,
+    State,
+)
+from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, weighted_sum
+from dbo.platform.config.plugins import locate_error
+from dbo.platform.config.validation import DataclassInstance
+from dbo.platform.engine.base import Blocks
+from dbo.platform.engine.device import Cpu, Device, copy_to_host
+from dbo.platform.engine.shard_wrappers import CountingShard
+from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.network import wire
+from dbo.platform.network.codecs import WireError
 from dbo.platform.network.ledger import Ledger
+from dbo.platform.network.packet import Header, Packet, decode, encode, measure
 from dbo.platform.network.topology import Network
 from dbo.tasks.api import Problem
 
-Packets = dict[int, bytes]                              # sender → its encoded packet
-Heard = Mapping[int, bytes | memoryview]                # the same, wherever its memory lies
+Packets: TypeAlias = dict[int, bytes]                           # sender → its encoded packet
+Received: TypeAlias = Mapping[int, bytes | memoryview]          # the same, in any memory
 
 EVALUATED = ("x", "y", "direction")
 
 
 class ProtocolError(RunError):
-    """A packet that does not belong to this step: wrong sender, epoch, round, step or channels."""
+    """A packet or a step that does not belong to the round, or a round that breaks the contract of an algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """A block at a round's end, as an evaluation sees it."""
+class BlockView:
+    """What an evaluation needs of a block at the end of a round."""
 
     rows: dict[str, Array]          # of EVALUATED
-    sick: str | None
+    first_nonfinite: str | None
     counters: dict[str, int]
     ledger: Flat
 
 
-@dataclass(slots=True)
-class _Under:
-    """The round under way."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a block is in its round."""
 
-    round: int
+    packets: int                    # that each node has sent in this round
+    is_open: bool
+
+
+def is_round_open(blocks: Blocks, progress: Sequence[Progress]) -> bool:
+    """Decide whether the blocks need another step; raise `ProtocolError` if only some of them do."""
+    if len(set(progress)) == 1:
+        return progress[0].is_open
+    packets = min(each.packets for each in progress if not each.is_open)
+    ended = Progress(packets, is_open=False)
+    finished, others = (
+        [list(ids) for ids, each in zip(blocks, progress, strict=True) if (each == ended) is wanted]
+        for wanted in (True, False)
+    )
+    raise ProtocolError(
+        f"blocks {_format_blocks(finished)} finished after {packets} packets, blocks {_format_blocks(others)} did not; "
+        f"every node must await mix(...) the same number of times"
+    )
+
+
+def _format_blocks(blocks: list[list[int]]) -> str:
+    """Return the nodes of each block, abbreviated."""
+    shown = [str(ids) if len(ids) <= 4 else f"[{ids[0]}, {ids[1]}, …, {ids[-1]}]" for ids in blocks[:4]]
+    return ", ".join(shown) + (", …" if len(blocks) > 4 else "")
+
+
+@dataclass(slots=True)
+class _Round:
+    """An open round."""
+
+    number: int
     coroutine: Coroutine[Outgoing, tuple[Array, ...], Any]
-    spoken: Outgoing
-    step: int = 0
+    step: int = -1                  # of the packet that was sent last
+    outgoing: Outgoing | None = None
 
     @property
-    def packed(self) -> set[str]:
-        """The channels on which rows are too wide to be unpacked."""
-        return {name for name, message in self.spoken.channels.items() if isinstance(message, Packed)}
+    def channels(self) -> dict[str, Message | Packed]:
+        assert self.outgoing is not None
+        return self.outgoing.channels
 
 
-class Host:
-    """Runs one algorithm for the rows `ids` of a problem."""
+class Block:
+    """Run one algorithm for the rows `ids` of a problem."""
 
     def __init__(
         self,
         algorithm: Algorithm,
-        config: Any,
+        config: DataclassInstance,
         problem: Problem,
         network: Network,
         ids: Sequence[int],
@@ -75,133 +120,140 @@ class Host:
     ) -> None:
         self.algorithm, self.config, self.ids, self.epoch = algorithm, config, tuple(ids), epoch
         self.device = device or Cpu()
-        self.shard = Counted(self.device.place(problem.shard(self.ids)))
+        self.shard = CountingShard(self.device.place(problem.shard(self.ids)))
         own = set(self.ids)
         self.remote = tuple(sorted({j for i in self.ids for j in network.neighbours[i]} - own))
-        self.talkers = tuple(i for i in self.ids if any(j not in own for j in network.neighbours[i]))
+        # Rows with a neighbour in another block: only their packets are encoded.
+        self._senders = {
+            node: row for row, node in enumerate(self.ids) if any(j not in own for j in network.neighbours[node])
+        }
         order = sorted(own | set(self.remote))
         self._own_at = np.searchsorted(order, self.ids)
         self._remote_at = np.searchsorted(order, self.remote)
         weights = network.weights[list(self.ids)][:, order].tocsr()
         weights.sort_indices()               # neighbour sums run in node order, whatever the packing
-        self._weights, self._weighted = weights, self.device.mixing(weights)
+        self._weights, self._apply_weights = weights, self.device.mixing(weights)
         self._degree = network.degree[list(self.ids)]
-        self._under: _Under | None = None
+        self._declared = None if algorithm.packets is None else algorithm.packets(config)
+        self._round: _Round | None = None
         self._start()
 
     def _start(self) -> None:
         self.shard.calls[:] = 0
         self.ledger = Ledger(self.ids, self._degree)
-        if is_wide(self.shard.y0):
-            warm(self.shard.y0.dtype.name)
-        self.state: Any = begun(self.algorithm, self.shard, self.config)
+        if can_fuse(self.shard.y0):
+            compile_kernels(self.shard.y0.dtype.name)
+        self.state: Any = init_state(self.algorithm, self.shard, self.config)
         self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flatten(self.state).items()}
+        self._sent = 0                       # packets of the last round that has ended
+
+    # ---- rounds ----------------------------------------------------------------------------------------------------
 
     def begin(self, round_: int) -> Packets | None:
-        """Starts a round; the first packets to the outside, or None if the algorithm says nothing at all."""
-        if self._under is not None:
-            raise ProtocolError(f"round {round_} cannot begin: round {self._under.round} is under way")
+        """Start a round; return the first packets to other blocks, or None if the algorithm sends nothing at all."""
+        if self._round is not None:
+            raise ProtocolError(f"round {round_} cannot begin: round {self._round.number} is open")
         coroutine = self.algorithm.round(self.state, self.shard, self.config)
-        if not hasattr(coroutine, "send"):
-            raise ProtocolError(f"{self.algorithm.name}: its round gives {_a(coroutine)}; must be an `async def`")
-        try:
-            spoken = coroutine.send(None)    # type: ignore[arg-type]
-        except StopIteration as end:
-            self._finish(end.value, packets=0)
-            return None
-        except NotRows as error:
-            raise self._misused(error) from error
-        self._under = _Under(round_, coroutine, spoken)
-        return self._speak()
+        if not isinstance(coroutine, Coroutine):
+            raise ProtocolError(f"{self.algorithm.name}: its round is {_describe(coroutine)}; must be an `async def`")
+        return self._run(_Round(round_, coroutine), None)
 
-    def step(self, heard: Heard) -> Packets | None:
-        """Hands the neighbours' packets to the round; the next packets, or None when the round is over."""
-        under = self._under
-        if under is None:
+    def step(self, received: Received) -> Packets | None:
+        """Mix the neighbours' packets; return the next packets, or None when the round has ended."""
+        if self._round is None:
             raise ProtocolError("a step without a round")
-        answer = self._mix(under, heard)
+        return self._run(self._round, self._mix(self._round, received))
+
+    def _run(self, current: _Round, mixed: tuple[Array | PackedSum, ...] | None) -> Packets | None:
+        """Run the coroutine up to its next packet, or to its end."""
         try:
-            under.spoken = under.coroutine.send(answer)    # type: ignore[arg-type]
+            current.outgoing = current.coroutine.send(mixed)    # type: ignore[arg-type]  # None starts a coroutine
         except StopIteration as end:
-            self._finish(end.value, packets=under.step + 1)
+            self._finish(end.value, packets=current.step + 1)
             return None
-        except NotRows as error:
-            raise self._misused(error) from error
-        under.step += 1
-        return self._speak()
+        except NotRowsError as error:
+            at = locate_error(error)
+            raise ProtocolError(f"{self.algorithm.name}: {error}" + (f" ({at})" if at else "")) from error
+        current.step += 1
+        self._round = current
+        return self._send(current)
+
+    def progress(self) -> Progress:
+        """Return the number of packets sent in this round, and whether the round is open."""
+        if self._round is None:
+            return Progress(self._sent, is_open=False)
+        return Progress(self._round.step + 1, is_open=True)
 
     def abandon(self) -> None:
-        """Drops a round half way. The state of the last round's end stays, but wide rows of it may have been written
-        over (`algorithms/wide.py`): after that, `restore` comes before another round."""
-        if self._under is not None:
-            self._under.coroutine.close()
-            self._under = None
+        """Drop an open round. The state stays that of the last round's end, except that fused kernels may have
+        written into its arrays: call `restore` before the next round."""
+        if self._round is not None:
+            self._round.coroutine.close()
+            self._round = None
 
-    def _speak(self) -> Packets:
-        under = self._under
-        assert under is not None
-        if not isinstance(under.spoken, Outgoing):
-            raise ProtocolError(f"{self.algorithm.name} awaits a {type(under.spoken).__name__}; only mix(...) can be")
-        channels = under.spoken.channels
+    def _send(self, current: _Round) -> Packets:
+        """Count the packets of all rows; encode those that leave the block."""
+        if not isinstance(current.outgoing, Outgoing):
+            kind = type(current.outgoing).__name__
+            raise ProtocolError(f"{self.algorithm.name} awaits a {kind}; only mix(...) is allowed")
+        channels = current.channels
         for name, message in channels.items():
             if len(message.shape) != 2 or message.shape[0] != len(self.ids):
                 raise ProtocolError(
                     f"{self.algorithm.name} sends {name} of shape {message.shape}; "
                     f"must be (nodes, entries) = ({len(self.ids)}, …)"
                 )
-        sizes = wire.sizes(channels)
-        self.ledger.record(channels, sizes)
-        if not self.talkers:
+        self.ledger.record(channels, measure(channels))
+        if not self._senders:
             return {}
-        at = {node: row for row, node in enumerate(self.ids)}
-        spoken = {name: on_host(self.device, message) for name, message in channels.items()}
-        return {
-            node: wire.encode(
-                wire.Header(sender=node, epoch=self.epoch, round=under.round, step=under.step), spoken, at[node]
-            )
-            for node in self.talkers
-        }
+        messages = {name: copy_to_host(self.device, message) for name, message in channels.items()}
+        return {node: encode(self._header(current, node), messages, row) for node, row in self._senders.items()}
 
-    def _mix(self, under: _Under, heard: Heard) -> tuple[Array | Sum, ...]:
-        packets = [self._open(under, node, heard) for node in self.remote]
+    def _header(self, current: _Round, sender: int) -> Header:
+        return Header(sender=sender, epoch=self.epoch, round=current.number, step=current.step)
+
+    def _mix(self, current: _Round, received: Received) -> tuple[Array | PackedSum, ...]:
+        packets = [self._decode(current, node, received) for node in self.remote]
         return tuple(
             self._sum(message, [packet.channels[name] for packet in packets])
-            for name, message in under.spoken.channels.items()
+            for name, message in current.channels.items()
         )
 
-    def _open(self, under: _Under, node: int, heard: Heard) -> wire.Packet:
-        if node not in heard:
-            raise ProtocolError(f"round {under.round}, step {under.step}: no packet from node {node}")
+    def _decode(self, current: _Round, node: int, received: Received) -> Packet:
+        """Decode a neighbour's packet and check that it belongs to this step."""
+        where = f"round {current.number}, step {current.step}"
+        if node not in received:
+            raise ProtocolError(f"{where}: no packet from node {node}")
+        packed = {name for name, message in current.channels.items() if isinstance(message, Packed)}
         try:
-            packet = wire.decode(heard[node], packed=under.packed)
-        except wire.WireError as error:
-            raise ProtocolError(f"round {under.round}, step {under.step}: packet of node {node}: {error}") from error
-        expected = (node, self.epoch, under.round, under.step, list(under.spoken.channels))
-        got = (packet.sender, packet.epoch, packet.round, packet.step, list(packet.channels))
+            packet = decode(received[node], packed=packed)
+        except WireError as error:
+            raise ProtocolError(f"{where}: packet of node {node}: {error}") from error
+        expected, got = (self._header(current, node), [*current.channels]), (packet.header, [*packet.channels])
         if got != expected:
-            raise ProtocolError(f"expected packet (sender, epoch, round, step, channels) {expected}, got {got}")
+            raise ProtocolError(f"expected packet {expected}, got {got}")
         return packet
 
-    def _sum(self, message: Message | Packed, remote: list[Any]) -> Array | Sum:
+    def _sum(self, message: Message | Packed, remote: list[Any]) -> Array | PackedSum:
+        """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
         if isinstance(message, Packed):
-            return self._sum_of_packed(message, self._in_order(message.rows, remote))
+            return self._sum_packed(message, self._in_node_order(message.rows, remote))
         rows = message.values
-        if is_wide(rows):
-            return summed(self._weights, self._in_order(list(rows), remote))
+        if can_fuse(rows):
+            return weighted_sum(self._weights, self._in_node_order(list(rows), remote))
         if remote:
             rows = self.device.stack(rows, self._own_at, remote, self._remote_at)
-        return self._weighted(rows)
+        return self._apply_weights(rows)
 
-    def _in_order(self, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
-        """Own rows and those of neighbours, each at its place in node order."""
+    def _in_node_order(self, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
         rows: list[Any] = [None] * (len(own) + len(remote))
         for at, row in chain(zip(self._own_at, own, strict=True), zip(self._remote_at, remote, strict=True)):
             rows[at] = row
         return rows
 
-    def _sum_of_packed(self, message: Packed, rows: list[PackedRow]) -> Sum:
+    def _sum_packed(self, message: Packed, rows: list[PackedRow]) -> PackedSum:
         w = self._weights
-        return Sum(
+        return PackedSum(
             tuple(
                 tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
                 for i in range(len(self.ids))
@@ -209,123 +261,125 @@ class Host:
             message.dim,
         )
 
-    def _misused(self, error: NotRows) -> ProtocolError:
-        """What was done with messages or answers that cannot be, and where in a plugin."""
-        at = position(error)
-        return ProtocolError(f"{self.algorithm.name}: {error}" + (f" ({at})" if at else ""))
-
     def _finish(self, state: Any, packets: int) -> None:
+        """Check the state that a round has returned, and keep it."""
+        name = self.algorithm.name
         if not isinstance(state, self.algorithm.state):
             expected = self.algorithm.state.__name__
-            raise ProtocolError(f"{self.algorithm.name} must return a {expected}, got a {type(state).__name__}")
+            raise ProtocolError(f"{name} must return a {expected}, got a {type(state).__name__}")
         flat = flatten(state)
-        for name, array in flat.items():
-            if not hasattr(array, "shape"):
-                hint = f"; {array.meant}" if isinstance(array, Outgoing | Answer) else ""
-                told = f"state.{name} is {_a(array)} after the round; must be an array{hint}"
-                raise ProtocolError(f"{self.algorithm.name}: {told}")
-        declared = self.algorithm.packets(self.config)
-        if packets != declared:
-            raise ProtocolError(f"{self.algorithm.name} declares {declared} packets per round and sent {packets}")
-        for name, array in flat.items():
-            if (tuple(array.shape), array.dtype) != self._shapes[name]:
-                shape, dtype = self._shapes[name]
+        for field, array in flat.items():
+            if not is_array_api_obj(array):
+                hint = f"; {array.hint}" if isinstance(array, Outgoing | Mixed) else ""
                 raise ProtocolError(
-                    f"{self.algorithm.name}: state.{name} is {array.dtype} {tuple(array.shape)} after the round; "
+                    f"{name}: state.{field} is {_describe(array)} after the round; must be an array{hint}"
+                )
+        if self._declared is not None and packets != self._declared:
+            raise ProtocolError(f"{name} declares {self._declared} packets per round and sent {packets}")
+        for field, array in flat.items():
+            if (tuple(array.shape), array.dtype) != self._shapes[field]:
+                shape, dtype = self._shapes[field]
+                raise ProtocolError(
+                    f"{name}: state.{field} is {array.dtype} {tuple(array.shape)} after the round; "
                     f"init made it {dtype} {shape}"
                 )
-        self.state, self._under = state, None
+        self.state, self._round, self._sent = state, None, packets
 
-    def counters(self) -> dict[str, int]:
-        """Oracle calls of a node since the start."""
-        return self.shard.counters()
+    # ---- evaluation and checkpoints --------------------------------------------------------------------------------
+
+    def has_rows(self, name: str) -> bool:
+        """Decide whether the state has rows of this name; only z is optional."""
+        return hasattr(self.state, name)
 
     def rows(self, name: str) -> Array:
-        """x, y, z or direction of this block's nodes, as they are until the next round begins."""
+        """Return x, y, z or direction of this block's nodes; valid until the next round begins."""
         return self.device.fetch(getattr(self.state, name))
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
-        """f_i and g_i of this block's nodes at one common (x, y); not counted as oracle calls."""
+        """Return f_i and g_i of this block's nodes at one common (x, y); not counted as oracle calls."""
         xs, ys = (self.device.load(np.repeat(v.reshape(1, -1), len(self.ids), axis=0)) for v in (x, y))
         return self.device.fetch(self.shard.shard.f(xs, ys)), self.device.fetch(self.shard.shard.g(xs, ys))
 
-    def sick(self) -> str | None:
-        """The first state array with NaN or inf in it, None if there is none."""
-        return finite(flatten(self.state))
-
-    def view(self) -> View:
-        """What an evaluation asks of a block, in one piece."""
+    def view(self) -> BlockView:
+        """Return everything that an evaluation needs of this block."""
         rows = {name: self.rows(name) for name in EVALUATED}
-        return View(rows, self.sick(), self.counters(), self.ledger.export())
+        return BlockView(rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export())
+
+    def first_nonfinite(self) -> str | None:
+        """Return the name of the first state array that contains NaN or inf; None if there is none."""
+        return first_nonfinite(flatten(self.state))
 
     def snapshot(self, names: Collection[str] | None = None) -> Flat:
-        """All that `restore` needs, at a round's end, or the part of it with these names."""
-        kept = self._kept()
-        return {name: self.device.fetch(array) for name, array in kept.items() if names is None or name in names}
+        """Return all arrays that `restore` needs, at the end of a round, or only those with these names."""
+        arrays = self._arrays()
+        return {name: self.device.fetch(array) for name, array in arrays.items() if names is None or name in names}
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of the arrays of a snapshot."""
-        return {name: int(array.nbytes) for name, array in self._kept().items()}
+        """Return the bytes of each array of a snapshot."""
+        return {name: int(array.nbytes) for name, array in self._arrays().items()}
 
-    def _kept(self) -> dict[str, Array]:
-        kept = {f"state.{name}": array for name, array in flatten(self.state).items()}
-        kept |= {f"ledger.{name}": array for name, array in self.ledger.export().items()}
-        return kept | {"oracles": self.shard.calls.copy()}
+    def _arrays(self) -> Flat:
+        state = {f"state.{name}": array for name, array in flatten(self.state).items()}
+        ledger = {f"ledger.{name}": array for name, array in self.ledger.export().items()}
+        return state | ledger | {"oracles": self.shard.calls.copy()}
 
     def restore(self, flat: Flat | None, epoch: int = 0) -> None:
-        """Back to the round's end that `snapshot` was taken at, or to the start; a round under way is dropped.
+        """Restore a snapshot, or the start if it is None; drop an open round.
 
-        The arrays become the state's own: rounds may write into them.
+        The block keeps the arrays themselves: rounds may write into them.
         """
         self.abandon()
         self.epoch = epoch
         if flat is None:
             self._start()
             return
-        loaded = {name: self.device.load(array) for name, array in _under_prefix(flat, "state.").items()}
-        self.state = rebuild(self.algorithm.state, loaded)
-        self.ledger.restore(_under_prefix(flat, "ledger."))
+        loaded = {name: self.device.load(array) for name, array in _select_prefix(flat, "state.").items()}
+        self.state = unflatten(self.algorithm.state, loaded)
+        self.ledger.restore(_select_prefix(flat, "ledger."))
         self.shard.calls[:] = flat["oracles"]
 
 
-def begun(algorithm: Algorithm, shard: Shard, config: Any) -> Any:
-    """The state at the start; one that is not as the platform needs it is an input error: nothing has been run yet."""
-    state = algorithm.init(shard, config)
+def init_state(algorithm: Algorithm, shard: Shard, config: DataclassInstance) -> State:
+    """Return the algorithm's state at the start; raise `InputError` if the platform cannot work with it."""
+    state: State = algorithm.init(shard, config)
+    about = f"algorithm {algorithm.name!r}"
     if not isinstance(state, algorithm.state):
-        raise InputError(f"algorithm {algorithm.name!r}: init gives {_a(state)}; must be a {algorithm.state.__name__}")
+        raise InputError(f"{about}: init returns {_describe(state)}; must be a {algorithm.state.__name__}")
     flat = flatten(state)
     for name, value in flat.items():
-        _check_rows(algorithm, name, value, shard, None)
+        _check_rows(about, name, value, shard.nodes)
         if "float" in str(value.dtype) and value.dtype != shard.x0.dtype:      # its messages would have other sizes
-            told = f"init gives state.{name} in {value.dtype}; must be {shard.x0.dtype}, the experiment's dtype"
-            raise InputError(f"algorithm {algorithm.name!r}: {told}")
-    for name, dim in (("x", "dim_x"), ("y", "dim_y"), ("direction", "dim_x")):
-        _check_rows(algorithm, name, getattr(state, name), shard, dim)
+            raise InputError(
+                f"{about}: init returns state.{name} in {value.dtype}; must be {shard.x0.dtype}, the experiment's dtype"
+            )
+    _check_rows(about, "x", state.x, shard.nodes, ("dim_x", shard.dim_x))
+    _check_rows(about, "y", state.y, shard.nodes, ("dim_y", shard.dim_y))
+    _check_rows(about, "direction", state.direction, shard.nodes, ("dim_x", shard.dim_x))
     try:
-        rebuild(algorithm.state, flat)
+        unflatten(algorithm.state, flat)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
         raise InputError(
-            f"algorithm {algorithm.name!r}: {algorithm.state.__name__} cannot be put together again from its arrays, "
-            f"as going on with a run needs: {told}; every field must have a type that can be seen when it runs"
+            f"{about}: {algorithm.state.__name__} cannot be rebuilt from its arrays, which resuming a run needs: "
+            f"{type(error).__name__}: {error}; the type of every field must be visible at run time"
         ) from error
     return state
 
 
-def _check_rows(algorithm: Algorithm, name: str, value: Any, shard: Shard, dim: str | None) -> None:
-    about = f"algorithm {algorithm.name!r}: init gives"
-    shape = getattr(value, "shape", None)
-    if shape is None:
-        raise InputError(f"{about} {_a(value)} as state.{name}; must be an array, rows first")
-    width = tuple(shape[1:]) if dim is None else (getattr(shard, dim),)
-    if tuple(shape) != (shard.nodes, *width):
-        wanted = f"({shard.nodes}, …), rows first" if dim is None else f"(nodes, {dim}) = ({shard.nodes}, {width[0]})"
-        raise InputError(f"{about} state.{name} the shape {tuple(shape)} for {shard.nodes} nodes; must be {wanted}")
+def _check_rows(about: str, name: str, value: Any, nodes: int, dim: tuple[str, int] | None = None) -> None:
+    if not is_array_api_obj(value):
+        raise InputError(f"{about}: init returns {_describe(value)} as state.{name}; must be an array, rows first")
+    shape = tuple(value.shape)
+    if dim is None:
+        fits, wanted = shape[:1] == (nodes,), f"({nodes}, …), rows first"
+    else:
+        fits, wanted = shape == (nodes, dim[1]), f"(nodes, {dim[0]}) = ({nodes}, {dim[1]})"
+    if not fits:
+        raise InputError(f"{about}: init returns state.{name} of shape {shape} for {nodes} nodes; must be {wanted}")
 
 
-def _a(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _under_prefix(flat: Flat, prefix: str) -> Flat:
+def _select_prefix(flat: Flat, prefix: str) -> Flat:
     return {name.removeprefix(prefix): array for name, array in flat.items() if name.startswith(prefix)}

@@ -1,6 +1,6 @@
-"""Where a block's arrays live: NumPy on the CPU, torch tensors on a GPU. Chosen here and nowhere else.
+"""Place a block's arrays: NumPy on the CPU, torch tensors on a GPU. No other module depends on the device.
 
-What is sent leaves the device once, as a whole message; what arrives is decoded on the host and moved there once.
+A message leaves the device once, as a whole; received rows are decoded on the host and copied to the device once.
 """
 
 import ctypes
@@ -10,52 +10,51 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from scipy import sparse
 from threadpoolctl import ThreadpoolController
 
-from dbo.algorithms.gossip import Message, Packed
-from dbo.algorithms.kernels.fused import use as use_threads
-from dbo.algorithms.protocol import Array, Shard
+from dbo.algorithms.api import Array, Message, Packed, Shard
+from dbo.algorithms.kernels import fused
 from dbo.platform.errors import RunError
-from dbo.tasks.kernels.threads import use as use_threads_of_tasks
+from dbo.tasks.api import Shard as TaskShard
+from dbo.tasks.kernels.threads import set_threads as set_task_threads
 
-Mixing = Callable[[Array], Array]
+Mixing: TypeAlias = Callable[[Array], Array]
 
 
 class Device(Protocol):
-    """A place for arrays."""
+    """Hold the arrays of a block."""
 
-    def place(self, shard: Any) -> Shard:
-        """The shard with its arrays on this device."""
+    def place(self, shard: TaskShard) -> Shard:
+        """Return the shard with its arrays on this device."""
 
     def load(self, array: Array) -> Array:
-        """A host array, here; whole numbers (counters) stay on the host."""
+        """Copy a host array to this device; integers (counters) stay on the host."""
 
     def fetch(self, array: Array) -> Array:
-        """An array of this device, on the host."""
+        """Copy an array of this device to the host."""
 
     def stack(self, own: Array, own_at: Array, remote: list[Array], remote_at: Array) -> Array:
-        """Own rows and decoded remote rows, each at its place in node order."""
+        """Stack own rows and decoded remote rows, each at its position in node order."""
 
-    def mixing(self, weights: Any) -> Mixing:
-        """W @ rows for this block's part of W, in the dtype of the rows."""
+    def mixing(self, weights: sparse.csr_array) -> Mixing:
+        """Return the function rows → W @ rows for this block's part of W, in the dtype of the rows."""
 
 
 class Cpu:
-    """NumPy arrays."""
+    """Hold NumPy arrays."""
 
     def __init__(self) -> None:
         _keep_memory()
 
-    def place(self, shard: Any) -> Shard:
-        placed: Shard = shard
-        return placed
+    def place(self, shard: TaskShard) -> Shard:
+        return shard
 
     def load(self, array: Array) -> Array:
-        # What came through Ray's object store is read-only, and rounds may write into the state.
+        # Arrays from Ray's object store are read-only, and rounds may write into the state.
         return array if array.flags.writeable else array.copy()
 
     def fetch(self, array: Array) -> Array:
@@ -67,7 +66,7 @@ class Cpu:
         stacked[remote_at] = remote
         return stacked
 
-    def mixing(self, weights: Any) -> Mixing:
+    def mixing(self, weights: sparse.csr_array) -> Mixing:
         cast: dict[Any, sparse.csr_array] = {}
 
         def mix(rows: Array) -> Array:
@@ -80,7 +79,7 @@ class Cpu:
 
 
 class Torch:
-    """Torch tensors on a device such as cuda; on cpu for tests."""
+    """Hold torch tensors on a device such as cuda; on cpu for tests."""
 
     def __init__(self, name: str) -> None:
         # cuBLAS is deterministic only with a fixed workspace, which it reads before its first call.
@@ -94,9 +93,8 @@ class Torch:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
 
-    def place(self, shard: Any) -> Shard:
-        placed: Shard = shard.to(partial(self._torch.asarray, device=self.name))
-        return placed
+    def place(self, shard: TaskShard) -> Shard:
+        return shard.to(partial(self._torch.asarray, device=self.name))
 
     def load(self, array: Array) -> Array:
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
@@ -114,7 +112,7 @@ class Torch:
         rows: Array = stacked
         return rows
 
-    def mixing(self, weights: Any) -> Mixing:
+    def mixing(self, weights: sparse.csr_array) -> Mixing:
         # Dense: the block's part of W is small, and unlike sparse products this one is deterministic on a GPU.
         whole, cast = weights.toarray(), {}
 
@@ -128,43 +126,43 @@ class Torch:
 
 
 @contextmanager
-def arithmetic(pools: ThreadpoolController, threads: int) -> Iterator[None]:
-    """A fixed thread count, and no warnings about overflow: divergence is looked for elsewhere."""
-    use_threads(threads)
-    use_threads_of_tasks(threads)
+def numeric_context(pools: ThreadpoolController, threads: int) -> Iterator[None]:
+    """Fix the thread count, and silence overflow warnings: the run checks for divergence itself."""
+    fused.set_threads(threads)
+    set_task_threads(threads)
     with pools.limit(limits=threads), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         yield
 
 
 @cache
 def _keep_memory() -> None:
-    """Makes the C library keep the memory of large arrays for the next ones; glibc only, and unless the user decided.
+    """Make the C library reuse the memory of large arrays; glibc only, and unless the user has configured malloc.
 
-    By default an array above 32 MB is mapped anew each time, and the kernel has to zero its pages: with millions of
-    parameters more than half of a round. The price: what a run needed at its peak stays with the process, until
-    `give_back`.
+    By default glibc maps an array above 32 MB anew each time, and the kernel zeroes its pages: more than half of a
+    round with millions of parameters. The cost: the process keeps its peak memory until `trim_memory`.
     """
-    mallopt = _of_the_c_library("mallopt")
+    mallopt = _c_function("mallopt")
     if mallopt is not None:
         trim_threshold, mmap_max = -1, -4      # M_… of malloc.h
         mallopt(mmap_max, 0)
         mallopt(trim_threshold, -1)            # never
 
 
-def give_back() -> None:
-    """Returns what `_keep_memory` keeps and nothing uses: once, before others on the machine need much of it."""
-    trim = _of_the_c_library("malloc_trim")
+def trim_memory() -> None:
+    """Return unused memory that `_keep_memory` keeps: once, before another process needs much of it."""
+    trim = _c_function("malloc_trim")
     if trim is not None:
         trim(0)
 
 
-def _of_the_c_library(name: str) -> Any:
-    decided = any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ
-    return None if decided or sys.platform != "linux" else getattr(ctypes.CDLL(None), name, None)
+def _c_function(name: str) -> Any:
+    """Return a function of the C library; None if it has none, or if the user has configured malloc."""
+    configured = any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ
+    return None if configured or sys.platform != "linux" else getattr(ctypes.CDLL(None), name, None)
 
 
-def on_host(device: Device, message: Message | Packed) -> Message | Packed:
-    """The message in this machine's memory, moved there in one piece."""
+def copy_to_host(device: Device, message: Message | Packed) -> Message | Packed:
+    """Return the message in host memory, copied in one piece."""
     if isinstance(message, Packed) or isinstance(message.values, np.ndarray):
         return message
     return replace(
@@ -174,8 +172,8 @@ def on_host(device: Device, message: Message | Packed) -> Message | Packed:
     )
 
 
-def choose(gpus: float) -> Device:
-    """The CPU, or the GPU (share) that this process was given."""
+def select_device(gpus: float) -> Device:
+    """Return the GPU (share) that this process has, or the CPU if `gpus` is 0."""
     if not gpus:
         return Cpu()
     try:
@@ -183,5 +181,5 @@ def choose(gpus: float) -> Device:
     except ImportError:
         raise RunError("engine.gpus_per_node > 0 needs torch: pip install 'dbo[gpu]'") from None
     if not torch.cuda.is_available():
-        raise RunError("engine.gpus_per_node > 0, but torch sees no GPU in this process")
+        raise RunError("engine.gpus_per_node > 0, but torch finds no GPU in this process")
     return Torch("cuda")

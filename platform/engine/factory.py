@@ -4,21 +4,21 @@ import os
 import sys
 
 from dbo.platform.config.engines import EngineSettings, LocalSettings
-from dbo.platform.engine.base import Engine, Work
+from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.engine.placement import pack_nodes
 from dbo.platform.engine.ray_engine import RayEngine
 from dbo.platform.engine.ray_session import connect
 
 
-def start_engine(settings: EngineSettings, work: Work) -> Engine:
+def start_engine(settings: EngineSettings, spec: RunSpec) -> Engine:
     """Return the engine, its blocks placed and ready for the first round."""
     if isinstance(settings, LocalSettings):
-        blocks = work.blocks or [range(work.network.nodes)]
+        blocks = spec.blocks or [range(spec.network.nodes)]
         return LocalEngine(
-            work.algorithm, work.config, work.problem, work.network, blocks, threads=settings.threads)
+            spec.algorithm, spec.config, spec.problem, spec.network, blocks, threads=settings.threads)
     ray = connect(settings.address)
-    return RayEngine(settings, ray, work, work.blocks or pack_nodes(settings, ray, work.network.nodes))
+    return RayEngine(settings, ray, spec, spec.blocks or pack_nodes(settings, ray, spec.network.nodes))
 
 
 def startup_notice(settings: EngineSettings) -> str | None:

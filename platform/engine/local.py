@@ -1,91 +1,87 @@
-"""The in-process engine: all blocks in this process, in lockstep, without any transport.
+"""Run all blocks in this process, in lockstep and without a transport.
 
-One block of all nodes is what experiments use: rows are stacked, nothing is encoded, every byte counted. With several
-blocks the packets are really encoded and decoded between them; tests hold the two against each other.
+Experiments use one block of all nodes: rows are stacked, nothing is encoded, every byte is counted. With several blocks
+the packets between them are encoded and decoded; tests compare the two.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from dbo.algorithms.protocol import Array
-from dbo.algorithms.registry import Algorithm
-from dbo.platform.engine.base import Blocks, in_node_order, most
-from dbo.platform.engine.block import Host, Packets
-from dbo.platform.engine.device import arithmetic
-from dbo.platform.engine.state_tree import Flat, parts
+from dbo.algorithms.api import Algorithm, Array
+from dbo.platform.config.validation import DataclassInstance
+from dbo.platform.engine.base import Blocks, gather_rows, max_counts
+from dbo.platform.engine.block import Block, Packets, is_round_open
+from dbo.platform.engine.device import numeric_context
+from dbo.platform.engine.state_tree import Flat, chunk_names
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.topology import Network
 from dbo.tasks.api import Problem
 
 
 class LocalEngine:
-    """Drives hosts in lockstep."""
+    """Drive blocks in lockstep; `Engine` documents the methods."""
 
     def __init__(
         self,
         algorithm: Algorithm,
-        config: Any,
+        config: DataclassInstance,
         problem: Problem,
         network: Network,
         blocks: Blocks,
         threads: int = 1,
     ) -> None:
         self._threads, self._pools = threads, ThreadpoolController()
-        with self._arithmetic():
-            self.hosts = [Host(algorithm, config, problem, network, ids) for ids in blocks]
+        with numeric_context(self._pools, self._threads):
+            self.local_blocks = [Block(algorithm, config, problem, network, ids) for ids in blocks]
         self.blocks: Blocks = [list(ids) for ids in blocks]
 
-    def _arithmetic(self) -> AbstractContextManager[None]:
-        return arithmetic(self._pools, self._threads)
-
     def advance(self, round_: int) -> None:
-        with self._arithmetic():
-            said = [host.begin(round_) for host in self.hosts]
-            while any(packets is not None for packets in said):
-                posted: Packets = {}
-                for packets in said:
-                    posted |= packets or {}
-                said = [host.step(posted) for host in self.hosts]
+        with numeric_context(self._pools, self._threads):
+            outgoing = [block.begin(round_) for block in self.local_blocks]
+            while is_round_open(self.blocks, [block.progress() for block in self.local_blocks]):
+                packets: Packets = {}
+                for sent in outgoing:
+                    packets |= sent or {}
+                outgoing = [block.step(packets) for block in self.local_blocks]
 
     def rows(self, name: str) -> Array | None:
-        if not hasattr(self.hosts[0].algorithm.state, name) and not hasattr(self.hosts[0].state, name):
+        if not self.local_blocks[0].has_rows(name):
             return None
-        if len(self.hosts) == 1:
-            return self.hosts[0].rows(name)
-        return in_node_order(self.blocks, (host.rows(name) for host in self.hosts))
+        if len(self.local_blocks) == 1:
+            return self.local_blocks[0].rows(name)
+        return gather_rows(self.blocks, (block.rows(name) for block in self.local_blocks))
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
-        with self._arithmetic():
-            f, g = zip(*(host.losses(x, y) for host in self.hosts), strict=True)
-        return in_node_order(self.blocks, f), in_node_order(self.blocks, g)
+        with numeric_context(self._pools, self._threads):
+            f, g = zip(*(block.losses(x, y) for block in self.local_blocks), strict=True)
+        return gather_rows(self.blocks, f), gather_rows(self.blocks, g)
 
-    def sick(self) -> str | None:
-        return next((name for host in self.hosts if (name := host.sick())), None)
+    def first_nonfinite(self) -> str | None:
+        return next((name for block in self.local_blocks if (name := block.first_nonfinite())), None)
 
     def counters(self) -> Mapping[str, int]:
-        return most(host.counters() for host in self.hosts)
+        return max_counts(block.shard.counters() for block in self.local_blocks)
 
     def ledger(self) -> Ledger:
-        return Ledger.merge([host.ledger for host in self.hosts])
+        return Ledger.merge([block.ledger for block in self.local_blocks])
 
     def snapshot(self) -> Iterator[Iterator[Flat]]:
-        for host in self.hosts:
-            yield map(host.snapshot, parts(host.sizes()))
+        for block in self.local_blocks:
+            yield map(block.snapshot, chunk_names(block.sizes()))
 
     def restore(self, blocks: list[Flat] | None) -> None:
-        flats = blocks if blocks is not None else [None] * len(self.hosts)
-        for host, flat in zip(self.hosts, flats, strict=True):
-            host.restore(flat)
+        flats = blocks if blocks is not None else [None] * len(self.local_blocks)
+        for block, flat in zip(self.local_blocks, flats, strict=True):
+            block.restore(flat)
 
-    def revive(self) -> None:
-        """Nothing to do: blocks in this process die only with it."""
+    def replace_lost(self) -> None:
+        """Do nothing: blocks in this process die only with it."""
 
-    def observe(self, record: Mapping[str, Any]) -> None:
-        """Nobody watches a process from outside."""
+    def export_metrics(self, record: Mapping[str, Any]) -> None:
+        """Do nothing: there is no metrics agent."""
 
     def close(self) -> None:
-        for host in self.hosts:
-            host.abandon()
+        for block in self.local_blocks:
+            block.abandon()

@@ -1,16 +1,16 @@
-"""Where actors sit: a placement group, an actor in each of its bundles, and a waiting room between two runs.
+"""Place Ray actors: a placement group with one actor in each bundle, and actors that several runs reuse.
 
-Starting a process and importing what a node needs takes seconds; a run of rounds often takes less. Where a driver makes
-several runs (`waiting_room`), actors that have ended one in good order wait for the next that asks for the same seats.
-Where a run is one of many on a cluster, the placement group is there before it starts and is `lent` to it: runs that
-each hold a part of what they need would wait for one another for ever.
+Starting a process and its imports takes seconds, often longer than the rounds of a run. Inside `reuse_actors`, actors
+of a run that has ended well stay idle for the next run that requests the same resources. Inside `use_placement_group`,
+runs share a placement group that exists already. A trial of a sweep needs that: trials that each hold a part of their
+resources would wait for one another for ever.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from dbo.platform.config.engines import RaySettings
 from dbo.platform.engine.base import Blocks
 from dbo.platform.errors import RunError
 
-Bundle = dict[str, float]
-_parked: list["Seats"] = []
-_rooms = 0
-_lent: Any = None      # a placement group that somebody else has made and will remove
+Bundle: TypeAlias = dict[str, float]
 
+_idle: list["ActorGroup"] = []
+_reusing = 0                       # nested `reuse_actors` contexts
+_shared_group: Any = None          # a placement group that other code creates and removes
 
-_TOKEN = 0.01      # CPUs, so that Ray spreads actors by their number
+_MIN_CPU = 0.01                    # CPUs of an actor without a reservation, so that Ray spreads actors by their number
 
 
 def pack_nodes(settings: RaySettings, ray: Any, nodes: int) -> Blocks:
@@ -44,148 +44,149 @@ def pack_nodes(settings: RaySettings, ray: Any, nodes: int) -> Blocks:
 def bundle_for(settings: RaySettings, rows: int) -> Bundle:
     """Return the resources that one actor requests.
 
-    Without a reservation next to nothing: there is always space, and runs on one cluster share its CPUs. Nodes that
-    `auto` has packed together, because resources are short, share one node's reservation.
+    Without a reservation an actor requests almost nothing: it always fits, and runs on one cluster share its CPUs.
+    Nodes that `auto` has packed together, because resources are short, share one node's reservation.
     """
     reserved = 1 if settings.nodes_per_actor == "auto" else rows
-    wanted = {"CPU": _TOKEN if settings.cpus_per_node is None else settings.cpus_per_node * reserved}
+    bundle = {"CPU": _MIN_CPU if settings.cpus_per_node is None else settings.cpus_per_node * reserved}
     if settings.gpus_per_node:
         gpus = settings.gpus_per_node * reserved
-        wanted["GPU"] = gpus if gpus <= 1 else float(math.ceil(gpus - 1e-9))    # Ray: below 1, or whole
-    return wanted
+        bundle["GPU"] = gpus if gpus <= 1 else float(math.ceil(gpus - 1e-9))    # Ray: below 1, or an integer
+    return bundle
 
 
 @contextmanager
-def waiting_room() -> Iterator[None]:
-    """Inside, actors wait between runs; at its end those that still wait are let go, and their resources with them."""
-    global _rooms
-    _rooms += 1
+def reuse_actors() -> Iterator[None]:
+    """Keep actors between the runs inside; release those that are idle at the end."""
+    global _reusing
+    _reusing += 1
     try:
         yield
     finally:
-        _rooms -= 1
-        if not _rooms:
-            dismiss()
+        _reusing -= 1
+        if not _reusing:
+            release_idle_actors()
 
 
-def dismiss() -> None:
-    """Lets go who waits, for others who need the room."""
-    while _parked:
-        _parked.pop().leave()
+def release_idle_actors() -> None:
+    """End idle actors and return their resources to the cluster."""
+    while _idle:
+        _idle.pop().release()
 
 
 @contextmanager
-def lent(group: Any) -> Iterator[None]:
-    """Inside, actors sit in the bundles of this placement group, as far as it has a fitting one for each of them."""
-    global _lent
-    before, _lent = _lent, group
+def use_placement_group(group: Any) -> Iterator[None]:
+    """Place the actors of the runs inside in the bundles of this group, if each actor finds a bundle that fits."""
+    global _shared_group
+    before, _shared_group = _shared_group, group
     try:
         yield
     finally:
-        _lent = before
+        _shared_group = before
 
 
-def seated(ray: Any, config: RaySettings, rows: Sequence[int]) -> "Seats":
-    """Actors for blocks of so many rows each: waiting ones if they fit, otherwise new ones."""
-    bundles = [bundle_for(config, number) for number in rows]
+def place_actors(ray: Any, settings: RaySettings, rows: Sequence[int]) -> "ActorGroup":
+    """Return actors for blocks of these numbers of rows: idle ones that fit, otherwise new ones."""
+    bundles = [bundle_for(settings, number) for number in rows]
     session = ray.get_runtime_context().get_job_id()
     fitting = None
-    for seats in list(_parked):
-        _parked.remove(seats)
-        if seats.session != session:
-            continue        # of a cluster that this process has left
-        if fitting is None and seats.bundles == bundles and seats.config == config:
-            fitting = seats
+    for idle in list(_idle):
+        _idle.remove(idle)
+        if idle.session != session:
+            continue            # of a cluster that this process has left
+        if fitting is None and idle.bundles == bundles and idle.settings == settings:
+            fitting = idle
         else:
-            seats.leave()   # what waits holds resources that the new run may need
+            idle.release()      # idle actors hold resources that the new run may need
     if fitting is not None:
         return fitting
-    seats = Seats(ray, config, bundles, session)
-    seats.take()
-    return seats
+    created = ActorGroup(ray, settings, bundles, session)
+    created.start()
+    return created
 
 
 @dataclass(eq=False, slots=True)
-class Seats:
-    """The actors of one engine."""
+class ActorGroup:
+    """The actors of one engine and their placement group."""
 
     ray: Any
-    config: RaySettings
+    settings: RaySettings
     bundles: list[Bundle]
     session: str
     group: Any = None
-    borrowed: bool = False
+    is_shared: bool = False        # whether the placement group belongs to other code
     actors: list[Any] = field(default_factory=list)
 
-    def take(self) -> None:
-        """Waits for the cluster to set the bundles aside, then starts the actors."""
+    def start(self) -> None:
+        """Wait until the cluster has reserved the bundles, then start the actors."""
         try:
-            self.borrowed = _lent is not None and _covers(_lent.bundle_specs, self.bundles)
-            self.group = _lent if self.borrowed else self.ray.util.placement_group(
-                self.bundles, strategy=self.config.placement.upper())
-            if not self.group.wait(timeout_seconds=self.config.placement_timeout):
-                raise RunError(self._missing())
-            self.actors = [self._actor(number) for number in range(len(self.bundles))]
+            self.is_shared = _shared_group is not None and _fits(self.bundles, _shared_group.bundle_specs)
+            self.group = _shared_group if self.is_shared else self.ray.util.placement_group(
+                self.bundles, strategy=self.settings.placement.upper())
+            if not self.group.wait(timeout_seconds=self.settings.placement_timeout):
+                raise RunError(self._describe_shortage())
+            self.actors = [self._create_actor(number) for number in range(len(self.bundles))]
         except BaseException:
-            self.leave()
+            self.release()
             raise
 
     def replace(self, dead: Sequence[int]) -> Sequence[int]:
-        """New actors for dead ones, on the same seats if those still exist; answers who is new."""
+        """Replace dead actors, in their bundles if those still exist; return the numbers of the new actors."""
         for number in dead:
             self.ray.kill(self.actors[number])
-        if dead and not self.group.wait(timeout_seconds=10):      # a machine is gone, and its bundles with it
-            self.leave()
-            self.take()
+        if dead and not self.group.wait(timeout_seconds=10):      # a machine is lost, and its bundles with it
+            self.release()
+            self.start()
             return range(len(self.actors))
         for number in dead:
-            self.actors[number] = self._actor(number)
+            self.actors[number] = self._create_actor(number)
         return dead
 
-    def park(self) -> None:
-        """Into the waiting room, if there is one."""
-        if _rooms:
-            _parked.append(self)
+    def retire(self) -> None:
+        """Keep the actors for the next run inside `reuse_actors`; release them elsewhere."""
+        if _reusing:
+            _idle.append(self)
         else:
-            self.leave()
+            self.release()
 
-    def leave(self) -> None:
-        """Ends the actors and gives the bundles back."""
+    def release(self) -> None:
+        """End the actors and return their bundles to the cluster."""
         if self.ray.is_initialized():
             for actor in self.actors:
                 self.ray.kill(actor)
-            if self.group is not None and not self.borrowed:
+            if self.group is not None and not self.is_shared:
                 self.ray.util.remove_placement_group(self.group)
         self.actors, self.group = [], None
 
-    def _actor(self, number: int) -> Any:
-        from dbo.platform.engine.ray_actor import Block
+    def _create_actor(self, number: int) -> Any:
+        from dbo.platform.engine.ray_actor import BlockActor
 
         bundle = self.bundles[number]
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self.group, placement_group_bundle_index=number
         )
-        return self.ray.remote(Block).options(
+        return self.ray.remote(BlockActor).options(
             num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=strategy,
             max_restarts=0, max_task_retries=0,
         ).remote()
 
-    def _missing(self) -> str:
+    def _describe_shortage(self) -> str:
         total, free = self.ray.cluster_resources(), self.ray.available_resources()
-        told = "; ".join(
+        shortage = "; ".join(
             f"{kind}: needed {sum(b[kind] for b in self.bundles):g} ({self.bundles[0][kind]:g} per actor), "
             f"cluster has {total.get(kind, 0):g}, free {free.get(kind, 0):g}"
             for kind in self.bundles[0]
         )
         return (
-            f"the cluster did not place {len(self.bundles)} actors within {self.config.placement_timeout:g} s: "
-            f"{told}; lower engine.cpus_per_node or engine.gpus_per_node, raise engine.nodes_per_actor, or add machines"
+            f"the cluster did not place {len(self.bundles)} actors within {self.settings.placement_timeout:g} s: "
+            f"{shortage}; lower engine.cpus_per_node or engine.gpus_per_node, raise engine.nodes_per_actor, "
+            f"or add machines"
         )
 
 
-def _covers(offered: Sequence[Bundle], wanted: Sequence[Bundle]) -> bool:
-    """Whether each bundle has room for what is wanted of it."""
-    return len(offered) == len(wanted) and all(
-        there.get(kind, 0.0) >= amount for there, bundle in zip(offered, wanted, strict=True)
+def _fits(requested: Sequence[Bundle], offered: Sequence[Bundle]) -> bool:
+    """Decide whether every requested bundle fits into the offered bundle of the same number."""
+    return len(offered) == len(requested) and all(
+        offer.get(kind, 0.0) >= amount for offer, bundle in zip(offered, requested, strict=True)
         for kind, amount in bundle.items()
     )

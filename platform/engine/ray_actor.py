@@ -1,61 +1,62 @@
-"""A block of nodes as a Ray actor: `Host` behind a door that Ray can knock at.
+"""Host a block of nodes in a Ray actor: `BlockActor` wraps `Block`.
 
-Nothing here waits: a step takes the packets of the neighbouring blocks as arguments, which Ray fetches before the
-call, and returns the block's own packets into the object store. The driver only ever handles references to them.
+No method waits: a step takes the packets of the neighbouring blocks as arguments, which Ray fetches before the call,
+and returns the block's own packets into the object store. The driver handles references to them only.
 """
 
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from dbo.algorithms.kernels.fused import is_wide
-from dbo.algorithms.protocol import Array
+from dbo.algorithms.api import Array
+from dbo.algorithms.kernels.fused import can_fuse
+from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.block import Host, View
-from dbo.platform.engine.device import arithmetic, choose, give_back
+from dbo.platform.engine.block import Block, BlockView, Packets, Progress
+from dbo.platform.engine.device import numeric_context, select_device, trim_memory
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.errors import NodeFailure
 from dbo.platform.network.topology import Network
 from dbo.tasks.api import Problem
 
-# All packets of a block: their number, senders and lengths as int64, then one after the other. Ray hands `bytes` over
-# without pickling, which counts for small ones; an array it shares between processes of a machine without copying it.
-Payload = bytes | NDArray[np.uint8]
+# All packets of a block: their number, senders and lengths as int64, then one after the other. Ray passes `bytes`
+# without pickling, which matters for small ones; processes of one machine share an array without copying it.
+Payload: TypeAlias = bytes | NDArray[np.uint8]
 _SMALL = 1 << 16
 T = TypeVar("T")
 
 
-def pack(packets: dict[int, bytes]) -> Payload:
-    """One buffer per block."""
+def pack(packets: Packets) -> Payload:
+    """Join the packets of a block in one buffer."""
     table = np.array([len(packets), *packets, *map(len, packets.values())], dtype=np.int64)
-    whole = b"".join([table.tobytes(), *packets.values()])
-    return whole if len(whole) < _SMALL else np.frombuffer(whole, dtype=np.uint8)
+    joined = b"".join([table.tobytes(), *packets.values()])
+    return joined if len(joined) < _SMALL else np.frombuffer(joined, dtype=np.uint8)
 
 
 def unpack(payloads: Sequence[Payload]) -> dict[int, memoryview]:
-    """Sender → its packet, without copying."""
-    found: dict[int, memoryview] = {}
+    """Return sender → its packet, without copying."""
+    packets: dict[int, memoryview] = {}
     for payload in payloads:
         view = payload.data if isinstance(payload, np.ndarray) else memoryview(payload)
         count = int(np.frombuffer(view, np.int64, count=1)[0])
         table = np.frombuffer(view, np.int64, count=2 * count, offset=8).tolist()
         start = 8 * (1 + 2 * count)
         for sender, length in zip(table[:count], table[count:], strict=True):
-            found[sender] = view[start : start + length]
+            packets[sender] = view[start : start + length]
             start += length
-    return found
+    return packets
 
 
-class Block:
-    """The actor: empty at first, then one block after another. What goes wrong is a `NodeFailure` that says where."""
+class BlockActor:
+    """Host one block after another. Every error is a `NodeFailure` with nodes, round and phase."""
 
     def __init__(self) -> None:
+        self._block: Block | None = None
         self._ids: tuple[int, ...] = ()
         self._epoch = self._round = 0
         self._threads, self._pools = 1, ThreadpoolController()
@@ -68,74 +69,101 @@ class Block:
         network: Network,
         ids: Sequence[int],
         epoch: int,
-        threads: int,
-        gpus: float,
+        settings: RaySettings,
     ) -> None:
-        """Takes over the rows `ids` of a problem, at the start of a run."""
-        self._ids, self._epoch, self._round, self._threads = tuple(ids), epoch, 0, threads
+        """Create the block of the rows `ids`, at the start of a run.
+
+        The algorithm and its configuration are built from the experiment: classes of plugins cannot be unpickled
+        before the plugins are loaded.
+        """
+        self._ids, self._epoch, self._round, self._threads = tuple(ids), epoch, 0, settings.threads
         self._failure = None
 
-        def start() -> Host:
+        def start() -> Block:
             parts = Experiment(**experiment).parts
-            return Host(parts.algorithm, parts.config, problem, network, ids, epoch, choose(gpus))
+            device = select_device(settings.gpus_per_node)
+            return Block(parts.algorithm, parts.config, problem, network, ids, epoch, device)
 
-        self._host = self._told("start", start)
+        self._block = self._guard("start", start)
+
+    @property
+    def block(self) -> Block:
+        assert self._block is not None, "no block is assigned"
+        return self._block
 
     def ready(self) -> int:
-        """The process that this block lives in."""
+        """Return the id of this process."""
         return os.getpid()
 
     def idle(self) -> None:
-        """Lets go of rows, state and data; the process waits for the next block."""
-        if hasattr(self, "_host"):
-            self._host.abandon()
-            del self._host
+        """Release rows, state and data; the process waits for the next block."""
+        if self._block is not None:
+            self._block.abandon()
+            self._block = None
 
-    def begin(self, epoch: int, round_: int) -> Payload | None:
-        """Starts a round; the first packets."""
-        self._fence(epoch)
+    def step(self, epoch: int, round_: int, number: int, *payloads: Payload | None) -> Payload | None:
+        """Run one step of a round, which step 0 begins; return the next packets, or None when the round has ended.
+
+        The driver submits steps before it knows whether the round needs them. A step after the end of the round does
+        nothing. A step that misses packets because a neighbour's round has ended does nothing either: the driver sees
+        in the blocks' progress that they disagree.
+        """
+        if epoch != self._epoch:      # a late call must not change the state of this epoch
+            raise RuntimeError(f"a call of epoch {epoch} reached a block of epoch {self._epoch}")
         self._round = round_
-        return self._told("step 0", lambda: _packed(self._host.begin(round_)))
 
-    def step(self, epoch: int, number: int, *payloads: Payload) -> Payload | None:
-        """The next packets, or None when the round is over."""
-        self._fence(epoch)
-        return self._told(f"step {number}", lambda: _packed(self._host.step(unpack(payloads))))
+        def run() -> Packets | None:
+            if number == 0:
+                return self.block.begin(round_)
+            received = [payload for payload in payloads if payload is not None]
+            if len(received) < len(payloads) or not self.block.progress().is_open:
+                return None
+            return self.block.step(unpack(received))
+
+        packets = self._guard(f"step {number}", run)
+        return None if packets is None else pack(packets)
+
+    def report_step(
+        self, epoch: int, round_: int, number: int, *payloads: Payload | None
+    ) -> tuple[Payload | None, Progress]:
+        """Run one step as `step` does; return its packets, and how far the block is, as two objects."""
+        return self.step(epoch, round_, number, *payloads), self.block.progress()
 
     def rows(self, name: str) -> Array | None:
-        known = hasattr(self._host.state, name)
-        return self._told(f"gathering {name}", lambda: self._host.rows(name) if known else None)
+        """Return x, y, z or direction; None if the state has no such rows."""
+        return self._guard(
+            f"gathering {name}", lambda: self.block.rows(name) if self.block.has_rows(name) else None
+        )
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
-        return self._told("losses", lambda: self._host.losses(x, y))
+        """Return f_i and g_i of the block's nodes at one common point."""
+        return self._guard("losses", lambda: self.block.losses(x, y))
 
-    def view(self) -> View:
-        self._rest()
-        return self._told("evaluation", self._host.view)
+    def view(self) -> BlockView:
+        """Return everything that an evaluation needs of the block."""
+        self._trim_memory()
+        return self._guard("evaluation", self.block.view)
 
     def sizes(self) -> dict[str, int]:
-        self._rest()
-        return self._told("snapshot", self._host.sizes)
+        """Return the bytes of each array of a snapshot."""
+        self._trim_memory()
+        return self._guard("snapshot", self.block.sizes)
 
     def snapshot(self, names: Sequence[str] | None = None) -> Flat:
-        """All that is to be kept at a round's end, or the part of it with these names."""
-        return self._told("snapshot", lambda: self._host.snapshot(names))
+        """Return all arrays of a checkpoint, or only those with these names."""
+        return self._guard("snapshot", lambda: self.block.snapshot(names))
 
     def restore(self, flat: Flat | None, epoch: int) -> None:
-        """Back to a snapshot, or to the start; from here on only packets of `epoch` are taken."""
+        """Restore a snapshot, or the start if it is None; from now on only calls of `epoch` are accepted."""
         self._epoch, self._failure = epoch, None
-        self._told("restore", lambda: self._host.restore(flat, epoch))
+        self._guard("restore", lambda: self.block.restore(flat, epoch))
 
-    def _fence(self, epoch: int) -> None:
-        """A late call of an earlier epoch must not touch the state of this one."""
-        if epoch != self._epoch:
-            raise RuntimeError(f"a call of epoch {epoch} reached a block of epoch {self._epoch}")
-
-    def _told(self, phase: str, work: Callable[[], T]) -> T:
+    def _guard(self, phase: str, work: Callable[[], T]) -> T:
+        """Run `work` with fixed threads; turn an exception into a `NodeFailure`."""
         if self._failure is not None:
             raise self._failure     # later steps were submitted before this one failed: the first error counts
         try:
-            with self._arithmetic():
+            with numeric_context(self._pools, self._threads):
                 return work()
         except Exception as error:
             self._failure = NodeFailure(
@@ -143,14 +171,7 @@ class Block:
             )
             raise self._failure from None
 
-    def _rest(self) -> None:
-        """Packets of wide rows take much memory; so do evaluations and snapshots, but not at the same time."""
-        if is_wide(getattr(self._host.state, "y", None)):
-            give_back()
-
-    def _arithmetic(self) -> AbstractContextManager[None]:
-        return arithmetic(self._pools, self._threads)
-
-
-def _packed(packets: dict[int, bytes] | None) -> Payload | None:
-    return None if packets is None else pack(packets)
+    def _trim_memory(self) -> None:
+        """Packets of wide rows take much memory, and so do evaluations and snapshots, but not at the same time."""
+        if can_fuse(self.block.state.y):
+            trim_memory()

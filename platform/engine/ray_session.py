@@ -1,4 +1,4 @@
-"""The Ray cluster that a command uses: the one it is told of, or one of its own on loopback that ends with it."""
+"""Connect to the Ray cluster of a command: the one that is named, or an own one on loopback that ends with it."""
 
 import os
 import secrets
@@ -9,11 +9,11 @@ from typing import Any
 
 from dbo.platform.errors import InputError
 
-_connected: str | None = None      # None: somebody else has connected this process
+_connected: str | None = None      # None: this process was connected by other code
 
 
 def connect(address: str | None) -> Any:
-    """The `ray` module, connected. All runs of a process share one connection; Ray ends it with the process."""
+    """Return the `ray` module, connected. All runs of a process share one connection; it ends with the process."""
     address = address or os.environ.get("RAY_ADDRESS")
     if "ray" not in sys.modules:
         _prepare_environment(own=not address)
@@ -40,7 +40,7 @@ def connect(address: str | None) -> Any:
 
 
 def _probe(address: str) -> None:
-    """Ray keeps trying for minutes where nobody listens: look first."""
+    """Raise `InputError` if nothing listens at the address: Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rstrip("/").rpartition(":")
     if not port.isdigit() or not host:
         return                 # "auto" and the like
@@ -51,19 +51,19 @@ def _probe(address: str) -> None:
 
 
 def prepare_client() -> None:
-    """Makes a client of a cluster use the token that lies here; by itself it does not look."""
+    """Make Ray's client use the token of this machine; by default it does not look for one."""
     if "ray" not in sys.modules:
         _prepare_environment(own=False)
 
 
 def _prepare_environment(own: bool) -> None:
-    """Ray reads these when it is imported; afterwards it does not look again."""
+    """Set the variables that Ray reads once, when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")      # the first error is told by the driver, once
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")      # the driver reports the first error, once
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if own:
-        # A token of its own, handed to the workers through the environment: no other user of the machine can submit
-        # work to this cluster, and no token is left behind in the home folder.
+        # An own token, passed to the workers through the environment: no other user of the machine can submit work to
+        # this cluster, and no token stays behind in the home folder.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"      # on every system this means: loopback only
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -72,9 +72,9 @@ def _prepare_environment(own: bool) -> None:
 
 
 def has_token() -> bool:
-    """Whether a Ray token lies where Ray looks for it."""
-    named = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    return named or (Path.home() / ".ray" / "auth_token").exists()
+    """Decide whether there is a Ray token where Ray looks for it."""
+    configured = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    return configured or (Path.home() / ".ray" / "auth_token").exists()
 
 
 def _first_line(error: BaseException) -> str:

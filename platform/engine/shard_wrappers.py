@@ -1,43 +1,47 @@
-"""Shards seen through glasses: one counts oracle calls, one pools all nodes, one holds x at the start."""
+"""Wrap shards and problems: count oracle calls, pool the data of all nodes, keep x at its start."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from dbo.algorithms.protocol import Array, Shard
+from dbo.algorithms.api import Array, Shard, WeightedGradient
 from dbo.tasks.api import Problem
+from dbo.tasks.api import Shard as TaskShard
 
 COUNTERS = ("gradient_calls", "hvp_calls", "jvp_calls")
 _GRADIENTS, _HVPS, _JVPS = range(len(COUNTERS))
 
 
-class Counted:
-    """A shard that counts what is asked of it, row by row: partial gradients, Hessian- and Jacobian-vector products."""
+class CountingShard:
+    """Count the oracle calls of each row: partial gradients, Hessian- and Jacobian-vector products."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.nodes, self.dim_x, self.dim_y = shard.nodes, shard.dim_x, shard.dim_y
         self.ids, self.seed, self.x0, self.y0 = shard.ids, shard.seed, shard.x0, shard.y0
         self.f, self.g = shard.f, shard.g
+        self.h_y = None if shard.h_y is None else self._count_weighted_gradients(shard.h_y)
         self.calls: NDArray[np.int64] = np.zeros((len(COUNTERS), shard.nodes), dtype=np.int64)
-        if hasattr(shard, "h_y"):
-            self.h_y = self._h_y
 
     def __getattr__(self, name: str) -> NoReturn:
-        known = "nodes, dim_x, dim_y, ids, seed, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy"
+        known = "nodes, dim_x, dim_y, ids, seed, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy, h_y"
         raise AttributeError(f"a shard has no {name!r}; it has {known}", name=name, obj=self)
 
     def counters(self) -> dict[str, int]:
-        """Calls of the node that was asked most; unless numbers of calls are drawn, all nodes have the same."""
+        """Return the maximum over the rows; they differ only where an algorithm samples its number of calls."""
         return {name: int(calls.max()) for name, calls in zip(COUNTERS, self.calls, strict=True)}
 
-    def _h_y(self, x: Array, y: Array, f_weight: float, g_weight: float) -> Array:
-        """f_weight ∇_y f + g_weight ∇_y g, two gradients of a shard that forms both in one pass."""
-        self.calls[_GRADIENTS] += 2
-        return self.shard.h_y(x, y, f_weight, g_weight)    # type: ignore[attr-defined, no-any-return]
+    def _count_weighted_gradients(self, h_y: WeightedGradient) -> WeightedGradient:
+        def counted(x: Array, y: Array, f_weight: float, g_weight: float) -> Array:
+            self.calls[_GRADIENTS] += 2      # ∇_y f and ∇_y g
+            return h_y(x, y, f_weight, g_weight)
+
+        return counted
 
     def f_x(self, x: Array, y: Array) -> Array:
         self.calls[_GRADIENTS] += 1
@@ -60,7 +64,7 @@ class Counted:
         return self.shard.g_yy(x, y, v)
 
     def g_yy_of(self, rows: NDArray[np.bool_], x: Array, y: Array, v: Array) -> Array:
-        """∇²_yy g v for an algorithm that wants it of these rows only; what the others get is not counted."""
+        """Return ∇²_yy g v of all rows, but count it for `rows` only: the algorithm uses no others."""
         self.calls[_HVPS, rows] += 1
         return self.shard.g_yy(x, y, v)
 
@@ -69,114 +73,90 @@ class Counted:
         return self.shard.g_xy(x, y, v)
 
 
-class PooledShard:
-    """All nodes' data on one machine: a single row whose f and g are the means over the nodes."""
+@dataclass(frozen=True, eq=False)
+class _WrappedShard(TaskShard):
+    """Pass every oracle call through `_call`."""
 
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
-        self.nodes, self.dim_x, self.dim_y = 1, shard.dim_x, shard.dim_y
-        self.ids, self.seed = np.zeros(1, dtype=np.int64), shard.seed
-        self.x0, self.y0 = shard.x0[:1], shard.y0[:1]
+    shard: TaskShard
 
-    def to(self, asarray: Callable[[Array], Any]) -> "PooledShard":
-        """As of the shards it is made of."""
-        return PooledShard(self.shard.to(asarray))    # type: ignore[attr-defined]
+    @abstractmethod
+    def _call(self, oracle: Callable[..., Array], x: Array, *rows: Array) -> Array: ...
 
-    def _mean(self, oracle: Callable[..., Array], *rows: Array) -> Array:
-        xp = array_namespace(*rows)
-        spread = (xp.broadcast_to(row, (self.shard.nodes, row.shape[1])) for row in rows)
-        mean: Array = xp.mean(oracle(*spread), axis=0, keepdims=True)
+    def f(self, x: Array, y: Array) -> Array:
+        return self._call(self.shard.f, x, y)
+
+    def g(self, x: Array, y: Array) -> Array:
+        return self._call(self.shard.g, x, y)
+
+    def f_x(self, x: Array, y: Array) -> Array:
+        return self._call(self.shard.f_x, x, y)
+
+    def f_y(self, x: Array, y: Array) -> Array:
+        return self._call(self.shard.f_y, x, y)
+
+    def g_x(self, x: Array, y: Array) -> Array:
+        return self._call(self.shard.g_x, x, y)
+
+    def g_y(self, x: Array, y: Array) -> Array:
+        return self._call(self.shard.g_y, x, y)
+
+    def g_yy(self, x: Array, y: Array, v: Array) -> Array:
+        return self._call(self.shard.g_yy, x, y, v)
+
+    def g_xy(self, x: Array, y: Array, v: Array) -> Array:
+        return self._call(self.shard.g_xy, x, y, v)
+
+
+class PooledShard(_WrappedShard):
+    """A single row whose f and g are the means over all nodes."""
+
+    def _call(self, oracle: Callable[..., Array], x: Array, *rows: Array) -> Array:
+        xp = array_namespace(x)
+        repeated = (xp.broadcast_to(row, (self.shard.nodes, row.shape[1])) for row in (x, *rows))
+        mean: Array = xp.mean(oracle(*repeated), axis=0, keepdims=True)
         return mean
 
-    def f(self, x: Array, y: Array) -> Array:
-        return self._mean(self.shard.f, x, y)
 
-    def g(self, x: Array, y: Array) -> Array:
-        return self._mean(self.shard.g, x, y)
+class FixedXShard(_WrappedShard):
+    """Evaluate every oracle at x0, whatever x the algorithm passes."""
 
-    def f_x(self, x: Array, y: Array) -> Array:
-        return self._mean(self.shard.f_x, x, y)
-
-    def f_y(self, x: Array, y: Array) -> Array:
-        return self._mean(self.shard.f_y, x, y)
-
-    def g_x(self, x: Array, y: Array) -> Array:
-        return self._mean(self.shard.g_x, x, y)
-
-    def g_y(self, x: Array, y: Array) -> Array:
-        return self._mean(self.shard.g_y, x, y)
-
-    def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        return self._mean(self.shard.g_yy, x, y, v)
-
-    def g_xy(self, x: Array, y: Array, v: Array) -> Array:
-        return self._mean(self.shard.g_xy, x, y, v)
+    def _call(self, oracle: Callable[..., Array], x: Array, *rows: Array) -> Array:
+        return oracle(self.x0, *rows)
 
 
-class PooledProblem:
-    """The same problem for an algorithm that runs on one machine and sees all data."""
+def pool_shard(shard: TaskShard) -> PooledShard:
+    """Return the mean of all rows of a shard as a single row."""
+    return PooledShard(np.zeros(1, dtype=np.int64), shard.seed, shard.x0[:1], shard.y0[:1], shard)
 
-    def __init__(self, problem: Problem) -> None:
+
+class _WrappedProblem:
+    """A problem with other shards; data and metrics stay the same."""
+
+    def __init__(self, problem: Problem, nodes: int) -> None:
         self.problem = problem
-        self.nodes, self.dim_x, self.dim_y = 1, problem.dim_x, problem.dim_y
-        self.evaluate, self.extra, self.describe = problem.evaluate, problem.extra, problem.describe
+        self.nodes, self.dim_x, self.dim_y = nodes, problem.dim_x, problem.dim_y
+        self.evaluate, self.describe = problem.evaluate, problem.describe
+        self.task_metrics, self.penalty_solution = problem.task_metrics, problem.penalty_solution
 
-    def shard(self, ids: Sequence[int]) -> PooledShard:
+
+class _PooledProblem(_WrappedProblem):
+    def shard(self, ids: Sequence[int]) -> TaskShard:
         if list(ids) != [0]:
             raise ValueError(f"a pooled problem has the single row 0, not {list(ids)}")
-        return PooledShard(self.problem.shard(range(self.problem.nodes)))
+        return pool_shard(self.problem.shard(range(self.problem.nodes)))
 
 
-class HeldShard:
-    """Oracles that answer as if x were still at its start, wherever the algorithm takes it."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
-        self.nodes, self.dim_x, self.dim_y = shard.nodes, shard.dim_x, shard.dim_y
-        self.ids, self.seed, self.x0, self.y0 = shard.ids, shard.seed, shard.x0, shard.y0
-
-    def f(self, x: Array, y: Array) -> Array:
-        return self.shard.f(self.x0, y)
-
-    def g(self, x: Array, y: Array) -> Array:
-        return self.shard.g(self.x0, y)
-
-    def f_x(self, x: Array, y: Array) -> Array:
-        return self.shard.f_x(self.x0, y)
-
-    def f_y(self, x: Array, y: Array) -> Array:
-        return self.shard.f_y(self.x0, y)
-
-    def g_x(self, x: Array, y: Array) -> Array:
-        return self.shard.g_x(self.x0, y)
-
-    def g_y(self, x: Array, y: Array) -> Array:
-        return self.shard.g_y(self.x0, y)
-
-    def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        return self.shard.g_yy(self.x0, y, v)
-
-    def g_xy(self, x: Array, y: Array, v: Array) -> Array:
-        return self.shard.g_xy(self.x0, y, v)
+class _FixedXProblem(_WrappedProblem):
+    def shard(self, ids: Sequence[int]) -> TaskShard:
+        shard = self.problem.shard(ids)
+        return FixedXShard(shard.ids, shard.seed, shard.x0, shard.y0, shard)
 
 
-class HeldProblem:
-    """The same problem with x held at the start: what an algorithm then moves along is its hypergradient there."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.nodes, self.dim_x, self.dim_y = problem.nodes, problem.dim_x, problem.dim_y
-        self.evaluate, self.extra, self.describe = problem.evaluate, problem.extra, problem.describe
-
-    def shard(self, ids: Sequence[int]) -> HeldShard:
-        return HeldShard(self.problem.shard(ids))
+def pool_nodes(problem: Problem) -> Problem:
+    """Return the same problem for an algorithm that runs on one machine with the data of all nodes."""
+    return _PooledProblem(problem, nodes=1)
 
 
-def held(problem: Problem) -> Any:
-    """`problem` with x held at the start."""
-    return HeldProblem(problem)
-
-
-def pooled(problem: Problem) -> Any:
-    """`problem` as one machine sees it."""
-    return PooledProblem(problem)
+def hold_x(problem: Problem) -> Problem:
+    """Return the same problem with x fixed at its start: the algorithm's direction is then its hypergradient there."""
+    return _FixedXProblem(problem, nodes=problem.nodes)

@@ -1,22 +1,22 @@
-"""An algorithm's state as a flat dict of arrays and back: what checkpoints and state files hold."""
+"""Flatten an algorithm's state into named arrays and rebuild it: the content of checkpoints and state files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from dbo.algorithms.gossip import Outgoing
+from dbo.algorithms.api import Outgoing
 from dbo.algorithms.kernels import fused
 
-Flat = dict[str, NDArray[Any]]
+Flat: TypeAlias = dict[str, NDArray[Any]]
 
-_PART = 1 << 26      # bytes; what a checkpoint needs in memory beside the state itself
+_CHUNK = 1 << 26      # bytes; the memory that a checkpoint needs in addition to the state
 
 
 def flatten(state: Any, prefix: str = "") -> Flat:
-    """{"x": …, "loop_y.d": …}; every leaf is an array with the rows first."""
+    """Return {"x": …, "loop_y.d": …}; every leaf is an array with the rows first."""
     flat: Flat = {}
     for field in fields(state):
         value = getattr(state, field.name)
@@ -27,33 +27,33 @@ def flatten(state: Any, prefix: str = "") -> Flat:
     return flat
 
 
-def rebuild(kind: type, flat: Flat, prefix: str = "") -> Any:
-    """The state of class `kind` that `flatten` took apart."""
+def unflatten(kind: type, flat: Flat, prefix: str = "") -> Any:
+    """Build the state of class `kind` from the arrays of `flatten`."""
     hints = get_type_hints(kind)
     return kind(**{
-        field.name: rebuild(hints[field.name], flat, f"{prefix}{field.name}.")
+        field.name: unflatten(hints[field.name], flat, f"{prefix}{field.name}.")
         if is_dataclass(hints[field.name])
         else flat[prefix + field.name]
         for field in fields(kind)
     })
 
 
-def finite(flat: Flat) -> str | None:
-    """The name of the first array that holds NaN or inf, None if all is well."""
+def first_nonfinite(flat: Flat) -> str | None:
+    """Return the name of the first array that contains NaN or inf; None if there is none."""
     for name, array in flat.items():
-        if not (fused.finite(array) if fused.is_wide(array) else array_namespace(array).isfinite(array).all()):
+        if not (fused.all_finite(array) if fused.can_fuse(array) else array_namespace(array).isfinite(array).all()):
             return name
     return None
 
 
-def parts(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """The names in groups, each of one array or of at most `_PART` bytes."""
-    group: list[str] = []
-    room = _PART
+def chunk_names(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Group the names of arrays into chunks, each of one array or of at most 64 MiB."""
+    chunk: list[str] = []
+    free = _CHUNK
     for name, size in sizes.items():
-        if group and size > room:
-            yield group
-            group, room = [], _PART
-        group.append(name)
-        room -= size
-    yield group
+        if chunk and size > free:
+            yield chunk
+            chunk, free = [], _CHUNK
+        chunk.append(name)
+        free -= size
+    yield chunk

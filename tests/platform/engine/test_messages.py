@@ -1,4 +1,4 @@
-"""Messages that come twice, late, in another order or not at all: the same bits, or an error with a name."""
+"""Packets that arrive twice, late, in another order or not at all: the same bits, or an error that names the packet."""
 
 import os
 import signal
@@ -10,78 +10,58 @@ import numpy as np
 import pytest
 from tests.faults import messages as faults
 
-from dbo.algorithms.gossip import dense
+from dbo.algorithms.api import dense
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.block import Host, ProtocolError
+from dbo.platform.engine.block import ProtocolError
 from dbo.platform.engine.ray_engine import RayEngine
 from dbo.platform.errors import NodeFailure
-from dbo.platform.network import wire
-from dbo.platform.runs.runner import prepare, run
+from dbo.platform.network import packet as wire
+from dbo.platform.runs.runner import run
 
 Tiny = Callable[..., Experiment]
-BLOCKS = [[0], [1, 2], [3]]
-ROUNDS = 3
-
-
-def hosts(experiment: Experiment) -> list[Host]:
-    made, parts = prepare(experiment), experiment.parts
-    return [Host(parts.algorithm, parts.config, made.problem, made.network, ids) for ids in BLOCKS]
-
-
-def states(made: list[Host]) -> list[bytes]:
-    return [array.tobytes() for host in made for array in host.snapshot().values()]
-
-
-def driven(made: list[Host], carry: Callable[[dict[int, bytes]], dict[int, bytes]]) -> None:
-    for round_ in range(1, ROUNDS + 1):
-        said = [host.begin(round_) for host in made]
-        while any(packets is not None for packets in said):
-            posted = {node: data for packets in said for node, data in (packets or {}).items()}
-            said = [host.step(carry(posted)) for host in made]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_duplicated_and_reordered_packets_change_no_bit(tiny: Tiny, seed: int) -> None:
-    """Duplicates, any order, and old packets that arrive again before the new ones, a fifth of the time each."""
-    calm, hit = hosts(tiny()), hosts(tiny())
-    driven(calm, lambda packets: packets)
+    """Duplicates, any order, and old packets that arrive again before the new ones, 20 % of the time each."""
+    calm, hit = faults.start(tiny()), faults.start(tiny())
+    faults.advance(calm)
     network = faults.Network(seed, 0.2)
-    driven(hit, network.posted)
-    assert network.mischief > 0
-    assert states(calm) == states(hit)
+    faults.advance(hit, network.deliver)
+    assert network.faults > 0
+    assert faults.states(calm) == faults.states(hit)
 
 
 @pytest.mark.parametrize("stale", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_lost_or_stale_packet_is_an_error(tiny: Tiny, seed: int, stale: bool) -> None:
-    """A packet that is missing, or of which only an older one is there, ends the step with a ProtocolError."""
-    thief = faults.Thief(seed, stale)
+def test_lost_or_stale_packet_is_an_error(tiny: Tiny, seed: int, stale: bool) -> None:
+    """A step without a packet, or with an old one instead, ends with a ProtocolError."""
+    network = faults.LossyNetwork(seed, stale)
     with pytest.raises(ProtocolError, match=r"no packet from node|expected packet"):
-        driven(hosts(tiny()), thief.posted)
-    assert thief.stolen
+        faults.advance(faults.start(tiny()), network.deliver)
+    assert network.has_lost
 
 
-def test_another_sender_s_packet_is_an_error(tiny: Tiny) -> None:
-    """A packet under the wrong address is not taken for the one that should be there."""
-    def swapped(packets: dict[int, bytes]) -> dict[int, bytes]:
+def test_packet_of_another_sender_is_an_error(tiny: Tiny) -> None:
+    """A packet under the wrong sender's number is refused."""
+    def swap(packets: dict[int, bytes]) -> dict[int, bytes]:
         return {**packets, 0: packets[1]}
 
     with pytest.raises(ProtocolError, match="expected packet"):
-        driven(hosts(tiny()), swapped)
+        faults.advance(faults.start(tiny()), swap)
 
 
-def test_the_comparison_sees_a_changed_value(tiny: Tiny) -> None:
-    """Control: a packet with one other value, under a right checksum, changes the states."""
-    def changed(packets: dict[int, bytes]) -> dict[int, bytes]:
+def test_comparison_detects_a_changed_value(tiny: Tiny) -> None:
+    """Control: a packet with another value and a valid checksum changes the states."""
+    def change(packets: dict[int, bytes]) -> dict[int, bytes]:
         packet = wire.decode(packets[0])
-        header = wire.Header(sender=packet.sender, epoch=packet.epoch, round=packet.round, step=packet.step)
         rows = {name: dense(np.nextafter(row, 9)[None]) for name, row in packet.channels.items()}
-        return {**packets, 0: wire.encode(header, rows, 0)}
+        return {**packets, 0: wire.encode(packet.header, rows, 0)}
 
-    calm, hit = hosts(tiny()), hosts(tiny())
-    driven(calm, lambda packets: packets)
-    driven(hit, changed)
-    assert states(calm) != states(hit)
+    calm, hit = faults.start(tiny()), faults.start(tiny())
+    faults.advance(calm)
+    faults.advance(hit, change)
+    assert faults.states(calm) != faults.states(hit)
 
 
 # ---- on Ray ----------------------------------------------------------------------------------------------------------
@@ -93,27 +73,27 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.ray
-def test_late_calls_of_an_earlier_epoch_change_no_bit(
+def test_late_calls_of_an_old_epoch_change_no_bit(
     ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of an epoch that was given up, delivered after the rollback: refused, and the run is what it was."""
+    """Steps of the epoch before a rollback that arrive after it are refused; the run is bit-identical."""
     calm = run(Experiment(**SMALL), tmp_path / "calm")
     restore, late = RayEngine.restore, []
 
-    def haunted(engine: RayEngine, blocks: Any) -> None:
+    def restore_and_call_late(engine: RayEngine, blocks: Any) -> None:
         restore(engine, blocks)
-        late.extend(actor.begin.remote(engine._epoch - 1, 4) for actor in engine._actors)
+        late.extend(actor.step.remote(engine._epoch - 1, 4, 0) for actor in engine._actors)
 
-    advance, struck = RayEngine.advance, []
+    advance, killed = RayEngine.advance, []
 
-    def hit(engine: RayEngine, round_: int) -> None:
-        if round_ == 5 and not struck:
-            struck.append(round_)
+    def kill_in_round_5(engine: RayEngine, round_: int) -> None:
+        if round_ == 5 and not killed:
+            killed.append(round_)
             os.kill(engine.pids()[0], signal.SIGKILL)
         advance(engine, round_)
 
-    monkeypatch.setattr(RayEngine, "restore", haunted)
-    monkeypatch.setattr(RayEngine, "advance", hit)
+    monkeypatch.setattr(RayEngine, "restore", restore_and_call_late)
+    monkeypatch.setattr(RayEngine, "advance", kill_in_round_5)
     survived = run(Experiment(**SMALL), tmp_path / "hit")
     assert same(calm.folder, survived.folder)
     assert late
@@ -123,42 +103,37 @@ def test_late_calls_of_an_earlier_epoch_change_no_bit(
 
 
 @pytest.mark.ray
-def test_a_lost_packet_ends_the_run_with_its_name(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that is handed no packet of a neighbour: node, round and step are told, nothing is made up."""
+def test_lost_packet_ends_the_run_with_its_sender(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step without a neighbour's packet: the error names node, round and step."""
     advance = RayEngine.advance
 
-    def robbed(engine: RayEngine, round_: int) -> None:
+    def lose_packets_in_round_4(engine: RayEngine, round_: int) -> None:
         if round_ == 4:
-            heard, engine._heard = engine._heard, [[] for _ in engine._heard]
-            try:
-                advance(engine, round_)
-            finally:
-                engine._heard = heard
-        else:
-            advance(engine, round_)
+            engine._neighbours = [[] for _ in engine._neighbours]
+        advance(engine, round_)
 
-    monkeypatch.setattr(RayEngine, "advance", robbed)
+    monkeypatch.setattr(RayEngine, "advance", lose_packets_in_round_4)
     with pytest.raises(NodeFailure, match=r"round 4, step 1: ProtocolError: .*no packet from node"):
         run(Experiment(**SMALL), tmp_path / "run")
 
 
 @pytest.mark.ray
-def test_an_actor_that_hangs_is_replaced(
+def test_actor_that_hangs_is_replaced(
     ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGSTOP: no death is seen, only silence; after engine.step_timeout the run goes on, bit-identical."""
+    """SIGSTOP: after engine.step_timeout the actors are replaced and the run continues, bit-identical."""
     settings = {**SMALL, "engine": {**SMALL["engine"], "step_timeout": 8.0}}
     calm = run(Experiment(**settings), tmp_path / "calm")
-    advance, struck = RayEngine.advance, []
+    advance, stopped = RayEngine.advance, []
 
-    def stopped(engine: RayEngine, round_: int) -> None:
-        if round_ == 5 and not struck:
-            struck.append(engine.pids()[0])
-            os.kill(struck[0], signal.SIGSTOP)
+    def stop_in_round_5(engine: RayEngine, round_: int) -> None:
+        if round_ == 5 and not stopped:
+            stopped.append(engine.pids()[0])
+            os.kill(stopped[0], signal.SIGSTOP)
         advance(engine, round_)
 
-    monkeypatch.setattr(RayEngine, "advance", stopped)
+    monkeypatch.setattr(RayEngine, "advance", stop_in_round_5)
     survived = run(Experiment(**settings), tmp_path / "hit")
     assert "no answer within" in survived.summary["recoveries"][0]["reason"]
     assert same(calm.folder, survived.folder)
-    assert not Path(f"/proc/{struck[0]}").exists()
+    assert not Path(f"/proc/{stopped[0]}").exists()

@@ -1,4 +1,4 @@
-"""What operators see of a run, with Ray's meters replaced by ones that remember what they were told."""
+"""Metrics for monitoring, with Ray's gauges and counters replaced by fakes that keep what was set."""
 
 import gc
 import sys
@@ -10,7 +10,7 @@ import pytest
 
 from dbo.platform.engine import prometheus
 
-SEEN: list[tuple[str, float, dict[str, str]]] = []
+EXPORTED: list[tuple[str, float, dict[str, str]]] = []
 
 
 class Fake:
@@ -24,9 +24,9 @@ class Fake:
         self.tags = tags
 
     def set(self, value: float, tags: dict[str, str] | None = None) -> None:
-        told = {**self.tags, **(tags or {})}
-        assert set(told) == set(self.keys)          # Ray refuses others
-        SEEN.append((self.name, value, told))
+        all_tags = {**self.tags, **(tags or {})}
+        assert set(all_tags) == set(self.keys)      # Ray refuses others
+        EXPORTED.append((self.name, value, all_tags))
 
     def inc(self, value: float) -> None:
         assert value > 0                            # Ray refuses others
@@ -38,13 +38,13 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "ray.util", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ray.util.metrics", SimpleNamespace(Gauge=Fake, Counter=Fake))
-    monkeypatch.setattr(prometheus, "_AGAIN", 0.02)
-    SEEN.clear()
+    monkeypatch.setattr(prometheus, "_REPEAT_SECONDS", 0.02)
+    EXPORTED.clear()
 
 
 @pytest.fixture
-def made(_fakes: None) -> prometheus.Meters:
-    return prometheus.Meters("r", "c2dfb")
+def gauges(_fakes: None) -> prometheus.RunGauges:
+    return prometheus.RunGauges("r", "c2dfb")
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -54,53 +54,53 @@ def record(**changes: Any) -> dict[str, Any]:
     }
 
 
-def told(name: str) -> list[float]:
-    return [value for seen, value, _ in SEEN if seen == name]
+def exported(name: str) -> list[float]:
+    return [value for metric, value, _ in EXPORTED if metric == name]
 
 
-def test_a_run_without_losses_says_so_from_the_start(made: prometheus.Meters) -> None:
-    """Recoveries are 0 before anything has happened: a rise from nothing would be no rise to an alert."""
-    assert told("dbo_recoveries")[0] == 0
-    made.recovered()
-    assert told("dbo_recoveries")[-1] == 1
+def test_recoveries_are_zero_from_the_start(gauges: prometheus.RunGauges) -> None:
+    """The gauge exists before the first recovery: an alert does not see a rise from nothing."""
+    assert exported("dbo_recoveries")[0] == 0
+    gauges.count_recovery()
+    assert exported("dbo_recoveries")[-1] == 1
 
 
-def test_replayed_rounds_are_not_counted_twice(made: prometheus.Meters) -> None:
-    """Bytes and packets rise by what is new; after a roll-back they wait until the run is further than it was."""
+def test_replayed_rounds_are_not_counted_twice(gauges: prometheus.RunGauges) -> None:
+    """Bytes and packets rise by what is new; after a rollback they stay until the run is further than before."""
     for sent, seconds in ((100, 2.0), (300, 4.0), (100, 2.0), (300, 4.0), (400, 5.0)):
-        made.evaluated(record(bytes_links=sent, packets=sent // 10, seconds=seconds))
-    assert told("dbo_bytes_links_total") == [100, 200, 100]
-    assert told("dbo_packets_total") == [10, 20, 10]
+        gauges.record_evaluation(record(bytes_links=sent, packets=sent // 10, seconds=seconds))
+    assert exported("dbo_bytes_links_total") == [100, 200, 100]
+    assert exported("dbo_packets_total") == [10, 20, 10]
 
 
-def test_every_node_up_to_a_bound_and_nothing_where_there_is_nothing(made: prometheus.Meters) -> None:
+def test_series_per_node_are_bounded_and_missing_metrics_have_none(gauges: prometheus.RunGauges) -> None:
     """Small networks have a series per node; large ones none; a task without accuracy has no such series."""
-    made.evaluated(record(nodes={"accuracy": None, "apart_x": [0.1, 0.2], "bytes": [1, 2]}))
-    nodes = {(name.removeprefix("dbo_node_"), tags["node"]) for name, _, tags in SEEN if "node" in tags}
+    gauges.record_evaluation(record(nodes={"accuracy": None, "apart_x": [0.1, 0.2], "bytes": [1, 2]}))
+    nodes = {(name.removeprefix("dbo_node_"), tags["node"]) for name, _, tags in EXPORTED if "node" in tags}
     assert nodes == {("apart_x", "0"), ("apart_x", "1"), ("bytes", "0"), ("bytes", "1")}
-    assert told("dbo_test_loss") == []
-    assert told("dbo_test_accuracy")[0] == 0.5
-    made.evaluated(record(nodes={"accuracy": [0.5] * (prometheus.MOST_NODES + 1)}))
-    assert told("dbo_node_accuracy") == []
+    assert exported("dbo_test_loss") == []
+    assert exported("dbo_test_accuracy")[0] == 0.5
+    gauges.record_evaluation(record(nodes={"accuracy": [0.5] * (prometheus.MAX_NODES + 1)}))
+    assert exported("dbo_node_accuracy") == []
 
 
-def test_gauges_are_told_again_as_long_as_the_run_lives(made: prometheus.Meters) -> None:
-    """Ray forgets a gauge once it was exported: a run whose rounds are long would vanish between two of them."""
-    made.advanced(7, 1.5)
+def test_gauges_are_repeated_while_the_run_lives(gauges: prometheus.RunGauges) -> None:
+    """Ray forgets a gauge once it was exported: a run with long rounds would vanish between two of them."""
+    gauges.record_round(7, 1.5)
     deadline = time.monotonic() + 10
-    while len(told("dbo_round")) < 3 and time.monotonic() < deadline:
+    while len(exported("dbo_round")) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert set(told("dbo_round")) == {7}
-    assert len(told("dbo_round")) >= 3
+    assert set(exported("dbo_round")) == {7}
+    assert len(exported("dbo_round")) >= 3
 
 
 @pytest.mark.usefixtures("_fakes")
-def test_an_engine_that_is_gone_is_silent() -> None:
-    """The thread does not keep the meters alive, and ends with them."""
-    made = prometheus.Meters("r", "c2dfb")
-    del made
+def test_closed_engine_exports_nothing() -> None:
+    """The thread does not keep the gauges alive, and ends with them."""
+    gauges = prometheus.RunGauges("r", "c2dfb")
+    del gauges
     gc.collect()
     time.sleep(0.1)
-    SEEN.clear()
+    EXPORTED.clear()
     time.sleep(0.1)
-    assert SEEN == []
+    assert EXPORTED == []

@@ -1,4 +1,4 @@
-"""The Ray engine: the same numbers as in process, whatever dies on the way."""
+"""The Ray engine gives the results of the local engine, whatever dies meanwhile."""
 
 import json
 import os
@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dbo.algorithms.registry import algorithms
+from dbo.algorithms.api import algorithms
 from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.base import Work
+from dbo.platform.engine.base import RunSpec
+from dbo.platform.engine.block import Progress, ProtocolError
 from dbo.platform.engine.factory import start_engine
 from dbo.platform.engine.placement import bundle_for, pack_nodes
-from dbo.platform.engine.ray_actor import Block
+from dbo.platform.engine.ray_actor import BlockActor
 from dbo.platform.engine.ray_engine import RayEngine
-from dbo.platform.engine.shard_wrappers import pooled
+from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.errors import NodeFailure, RunError
 from dbo.platform.network.topology import single_node
-from dbo.platform.runs import runner as running
 from dbo.platform.runs.runner import prepare, run
 
 pytestmark = pytest.mark.ray
@@ -40,15 +40,29 @@ def experiment(name: str = "c2dfb", rounds: int = 6, **changes: Any) -> Experime
     })
 
 
-@pytest.mark.parametrize("name", list(algorithms()))
-def test_ray_equals_local(ray: Any, tmp_path: Path, name: str) -> None:
-    """Every registered algorithm gives on Ray, two nodes to an actor, what it gives in process (relative 1e-10)."""
-    on_ray = run(experiment(name, rounds=3), tmp_path / "ray")
-    local = run(experiment(name, rounds=3, engine={"name": "local"}), tmp_path / "local")
+def start(setup: Experiment) -> RayEngine:
+    parts, prepared = setup.parts, prepare(setup)
+    engine = start_engine(
+        parts.engine, RunSpec(parts.algorithm, parts.config, prepared.problem, prepared.network, setup.to_dict())
+    )
+    assert isinstance(engine, RayEngine)
+    return engine
+
+
+def assert_ray_equals_local(folder: Path, name: str, **changes: Any) -> None:
+    """Run an algorithm on Ray, two nodes to an actor, and in process; compare states, bytes and counters."""
+    on_ray = run(experiment(name, **changes), folder / "ray")
+    local = run(experiment(name, engine={"name": "local"}, **changes), folder / "local")
     for key in ("x", "y"):
         np.testing.assert_allclose(on_ray.state[key], local.state[key], rtol=1e-10, atol=1e-12)
     for key in ("bytes_links", "bytes_broadcast", "packets", "gradient_calls", "hvp_calls", "jvp_calls"):
         assert list(on_ray.history[key]) == list(local.history[key])
+
+
+@pytest.mark.parametrize("name", list(algorithms()))
+def test_ray_equals_local(ray: Any, tmp_path: Path, name: str) -> None:
+    """Every registered algorithm gives the same result on Ray and in process (relative 1e-10)."""
+    assert_ray_equals_local(tmp_path, name, rounds=3)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
@@ -60,73 +74,185 @@ def test_packing_does_not_matter(ray: Any, tmp_path: Path, rows: int) -> None:
     assert list(packed.history["bytes_links"]) == list(local.history["bytes_links"])
 
 
+# ---- packets per round -----------------------------------------------------------------------------------------------
+
+UNDECLARED = '''
+from dbo.algorithms.api import algorithm, mix
+from dbo.algorithms.methods import c2dfb
+
+FUNCTIONS = {"config": c2dfb.Config, "state": c2dfb.State, "init": c2dfb.init}
+
+@algorithm("undeclared", **FUNCTIONS)
+async def undeclared(st, shard, cfg):
+    """The packets of C²DFB, not declared."""
+    return await c2dfb.c2dfb.round(st, shard, cfg)
+
+@algorithm("varying", **FUNCTIONS)
+async def varying(st, shard, cfg):
+    """Two more packets in every second round."""
+    for _ in range(2 * (int(st.t[0, 0]) % 2)):
+        await mix(st.x)
+    return await c2dfb.c2dfb.round(st, shard, cfg)
+
+@algorithm("disagreeing", **FUNCTIONS)
+async def disagreeing(st, shard, cfg):
+    """One more packet in round 3, on the block of node 2 only."""
+    state = await c2dfb.c2dfb.round(st, shard, cfg)
+    if int(st.t[0, 0]) == 2 and 2 in shard.ids:
+        await mix(st.x)
+    return state
+
+@algorithm("wrong", packets=lambda cfg: 3, **FUNCTIONS)
+async def wrong(st, shard, cfg):
+    """More packets than declared."""
+    return await c2dfb.c2dfb.round(st, shard, cfg)
+'''
+
+
+@pytest.fixture(scope="module")      # reused actors would refuse the same names from another file
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Algorithms that do not declare the number of their packets."""
+    plugin = tmp_path_factory.mktemp("plugins") / "undeclared.py"
+    plugin.write_text(UNDECLARED)
+    return [str(plugin)]
+
+
+@pytest.mark.parametrize("name", ["undeclared", "varying"])
+def test_undeclared_packets_equal_local(ray: Any, tmp_path: Path, plugins: list[str], name: str) -> None:
+    """Ray finds out the number of packets, also if it varies by round: the result is that of the local engine."""
+    assert_ray_equals_local(tmp_path, name, rounds=5, plugins=plugins)
+
+
+def test_number_of_packets_is_learnt_in_the_first_round(
+    ray: Any, plugins: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round waits after every step, later ones once. After a restore to the start it is learnt again."""
+    engine, fetched, collect = start(experiment("undeclared", plugins=plugins)), [], RayEngine._collect
+
+    def spy(engine: RayEngine, refs: list[Any], **more: Any) -> list[Any]:
+        fetched.append(collect(engine, refs, **more))
+        return fetched[-1]
+
+    def waits(round_: int) -> int:
+        fetched.clear()
+        engine.advance(round_)
+        assert all(isinstance(value, Progress) for values in fetched for value in values)
+        return len(fetched)
+
+    try:
+        monkeypatch.setattr(RayEngine, "_collect", spy)
+        every_step = int(experiment().parts.algorithm.packets(experiment().parts.config)) + 1
+        assert [waits(round_) for round_ in (1, 2, 3)] == [every_step, 1, 1]
+        engine.restore(None)
+        assert waits(1) == every_step
+    finally:
+        engine.close()
+
+
+def test_disagreement_about_packets_is_an_error(ray: Any, tmp_path: Path, plugins: list[str]) -> None:
+    """A block with one more packet than the others: the error names the blocks and the number."""
+    message = r"blocks \[0, 1\] finished after \d+ packets, blocks \[2, 3\] did not"
+    with pytest.raises(ProtocolError, match=message):
+        run(experiment("disagreeing", plugins=plugins), tmp_path / "run")
+    run(experiment(), tmp_path / "next")      # the actors are in order again
+
+
+def test_wrong_declaration_is_reported(ray: Any, tmp_path: Path, plugins: list[str]) -> None:
+    """More packets than declared: the round runs to its end, and the error has both numbers."""
+    with pytest.raises(NodeFailure, match=r"wrong declares 3 packets per round and sent \d+"):
+        run(experiment("wrong", plugins=plugins), tmp_path / "run")
+
+
+def started_actor(tiny: Any, ids: range, epoch: int = 0) -> BlockActor:
+    setup = tiny()
+    prepared, actor = prepare(setup), BlockActor()
+    actor.assign(prepared.problem, setup.to_dict(), prepared.network, ids, epoch, RaySettings())
+    return actor
+
+
+def test_step_after_the_end_of_a_round_does_nothing(tiny: Any) -> None:
+    """It returns None and changes no state; so does a step for which a neighbour has no packets left."""
+    whole = started_actor(tiny, range(4))
+    number, payload = 0, whole.step(0, 1, 0)
+    while payload is not None:
+        number += 1
+        payload = whole.step(0, 1, number)
+    before = whole.snapshot()
+    assert whole.report_step(0, 1, number + 1) == (None, Progress(number, is_open=False))
+    after = whole.snapshot()
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+    half = started_actor(tiny, range(2))
+    assert half.step(0, 1, 0) is not None
+    assert half.report_step(0, 1, 1, None) == (None, Progress(1, is_open=True))
+
+
+def test_late_call_of_an_old_epoch_changes_nothing(tiny: Any) -> None:
+    """A stale step is refused before it begins a round, so the next one can begin."""
+    actor = started_actor(tiny, range(4), epoch=3)
+    with pytest.raises(RuntimeError, match="epoch 2 reached a block of epoch 3"):
+        actor.step(2, 1, 0)
+    assert actor.step(3, 1, 0) is not None
+
+
+# ---- failures and recovery -------------------------------------------------------------------------------------------
+
+
 def test_recovery_without_rollback_is_caught(
     ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: if only the lost block went back, the result would differ, and the comparison sees it."""
+    """Control: if only the lost block were rolled back, the result would differ, and the comparison detects it."""
     calm = run(experiment(rounds=8), tmp_path / "calm")
     advance, seen = RayEngine.advance, []
 
-    def forgetful(engine: RayEngine, round_: int) -> None:
+    def reset_one_block(engine: RayEngine, round_: int) -> None:
         advance(engine, round_)
         if round_ == 5 and not seen:
             seen.append(round_)
             engine._collect([engine._actors[0].restore.remote(None, engine._epoch)])
 
-    monkeypatch.setattr(RayEngine, "advance", forgetful)
-    hurt = run(experiment(rounds=8), tmp_path / "hurt")
-    assert not same(calm.folder, hurt.folder)
+    monkeypatch.setattr(RayEngine, "advance", reset_one_block)
+    hit = run(experiment(rounds=8), tmp_path / "hit")
+    assert not same(calm.folder, hit.folder)
 
 
-def test_a_death_that_shows_first_in_a_neighbour_is_recovered(
+def test_death_that_shows_first_in_a_neighbour_is_recovered(
     ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The survivors' steps fail for want of the dead one's packets, and are seen first: still a loss, not a failure."""
+    """The survivors' steps fail first, without the dead block's packets: still a lost process, not a node failure."""
     setup = experiment(rounds=5)
     calm = run(setup, tmp_path / "calm")
-    collect, advance, struck = RayEngine._collect, RayEngine.advance, []
+    collect, advance, killed = RayEngine._collect, RayEngine.advance, []
 
-    def late(engine: RayEngine, refs: list[Any], **more: Any) -> list[Any]:
-        if struck == ["now"]:
-            struck.append("seen")
+    def collect_late(engine: RayEngine, refs: list[Any], **more: Any) -> list[Any]:
+        if killed == ["now"]:
+            killed.append("collected")
             time.sleep(1)      # by then the neighbours' failures have arrived as well
         return collect(engine, refs, **more)
 
-    def hit(engine: RayEngine, round_: int) -> None:
-        if round_ == 4 and not struck:
+    def kill_in_round_4(engine: RayEngine, round_: int) -> None:
+        if round_ == 4 and not killed:
             pid = engine.pids()[-1]
-            struck.append("now")
+            killed.append("now")
             os.kill(pid, signal.SIGKILL)
         advance(engine, round_)
 
-    monkeypatch.setattr(RayEngine, "_collect", late)
-    monkeypatch.setattr(RayEngine, "advance", hit)
+    monkeypatch.setattr(RayEngine, "_collect", collect_late)
+    monkeypatch.setattr(RayEngine, "advance", kill_in_round_4)
     survived = run(setup, tmp_path / "hit")
     assert len(survived.summary["recoveries"]) >= 1
     assert same(calm.folder, survived.folder)
 
 
-def test_a_late_call_of_an_earlier_epoch_touches_nothing(tiny: Any) -> None:
-    """The fence stands before the deed: a stale begin starts no round and spoils none that follows."""
-    setup = tiny()
-    made = prepare(setup)
-    block = Block()
-    block.assign(made.problem, setup.resolved(), made.network, range(4), 3, 1, 0.0)
-    with pytest.raises(RuntimeError, match="epoch 2 reached a block of epoch 3"):
-        block.begin(2, 1)
-    assert block.begin(3, 1) is not None
-
-
 def test_recoveries_are_bounded(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With max_recoveries used up the run fails, says so, and keeps its checkpoint."""
+    """After max_recoveries the run fails with that reason, and keeps its checkpoint."""
     advance = RayEngine.advance
 
-    def doomed(engine: RayEngine, round_: int) -> None:
+    def kill_in_round_5(engine: RayEngine, round_: int) -> None:
         if round_ == 5:
             os.kill(engine.pids()[0], signal.SIGKILL)
         advance(engine, round_)
 
-    monkeypatch.setattr(RayEngine, "advance", doomed)
+    monkeypatch.setattr(RayEngine, "advance", kill_in_round_5)
     with pytest.raises(RunError, match="max_recoveries = 1 is used up"):
         run(experiment(engine={"name": "ray", "nodes_per_actor": 2, "max_recoveries": 1}), tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_bytes())
@@ -135,12 +261,12 @@ def test_recoveries_are_bounded(ray: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "run" / "checkpoints" / "round-00000003").exists()
 
 
-def test_an_exception_in_a_node_is_told_once(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that raises: which nodes, which round, which step, the original traceback; all actors are ended."""
+def test_exception_in_a_node_is_reported_once(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has nodes, round, step and the original traceback; all actors are ended."""
     plugin = tmp_path / "faulty.py"
     plugin.write_text(
+        "from dbo.algorithms.api import algorithm\n"
         "from dbo.algorithms.methods import c2dfb\n"
-        "from dbo.algorithms.registry import algorithm\n"
         "@algorithm('faulty', config=c2dfb.Config, state=c2dfb.State, init=c2dfb.init, packets=lambda c: 16)\n"
         "async def faulty(st, shard, cfg):\n"
         "    '''Raises in round 3 on node 2.'''\n"
@@ -150,8 +276,8 @@ def test_an_exception_in_a_node_is_told_once(ray: Any, tmp_path: Path, monkeypat
     )
     broken = experiment("faulty", plugins=[str(plugin)])
     pids: list[int] = []
-    begin = RayEngine._begin
-    monkeypatch.setattr(RayEngine, "_begin", lambda engine: (begin(engine), pids.extend(engine.pids())))
+    begin = RayEngine._start_actors
+    monkeypatch.setattr(RayEngine, "_start_actors", lambda engine: (begin(engine), pids.extend(engine.pids())))
     with pytest.raises(NodeFailure, match="two and two make five") as caught:
         run(broken, tmp_path / "run")
     assert caught.value.nodes == (2, 3)
@@ -164,25 +290,25 @@ def test_an_exception_in_a_node_is_told_once(ray: Any, tmp_path: Path, monkeypat
         time.sleep(0.1)
 
 
-def test_too_large_a_request_is_told(ray: Any, tmp_path: Path) -> None:
-    """A cluster that cannot seat the actors: what is missing, after a bounded wait."""
+def test_too_large_a_request_is_reported(ray: Any, tmp_path: Path) -> None:
+    """If the cluster cannot place the actors, the error has what is missing, after a bounded time."""
     greedy = experiment(engine={
         "name": "ray", "nodes_per_actor": 1, "cpus_per_node": 64.0, "placement_timeout": 1.0,
     })
-    start = time.monotonic()
+    begin = time.monotonic()
     with pytest.raises(RunError, match=r"CPU: needed 256 \(64 per actor\), cluster has 2"):
         run(greedy, tmp_path / "run")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - begin < 20
+
+
+# ---- resources -------------------------------------------------------------------------------------------------------
 
 
 def test_payloads_do_not_pile_up(ray: Any) -> None:
-    """References to packets are dropped when they have been consumed: the object store stays where it was."""
-    setup = experiment(task={"name": "quadratic", "dim_x": 4, "dim_y": 400}, algorithm={"name": "dsgda_gt"})
-    parts, made = setup.parts, prepare(setup)
-    engine = start_engine(
-        RaySettings(nodes_per_actor=2),
-        Work(parts.algorithm, parts.config, made.problem, made.network, setup.resolved())
-    )
+    """References to packets are dropped when they have been used: the object store does not grow."""
+    engine = start(experiment(
+        task={"name": "quadratic", "dim_x": 4, "dim_y": 400}, algorithm={"name": "dsgda_gt"}
+    ))
     try:
         used = []
         for round_ in range(1, 121):
@@ -194,14 +320,15 @@ def test_payloads_do_not_pile_up(ray: Any) -> None:
         engine.close()
 
 
-def test_tests_on_ray_stay_in_one_process(request: pytest.FixtureRequest) -> None:
-    """Where tests run in several processes: two clusters on one machine are twice the load, and none tells."""
+@pytest.mark.usefixtures("ray")
+def test_tests_that_share_the_cluster_stay_in_one_process(request: pytest.FixtureRequest) -> None:
+    """If tests run in several processes: each would start a cluster of its own."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         assert request.node.nodeid.endswith("@ray")
 
 
 def test_packing_follows_the_resources() -> None:
-    """auto: one actor per node while there are CPUs (or GPU shares), packed in runs of neighbours otherwise."""
+    """auto: one actor per node if there are CPUs (or GPU shares), otherwise consecutive nodes share one."""
 
     class Cluster:
         def __init__(self, **resources: float) -> None:
@@ -218,7 +345,7 @@ def test_packing_follows_the_resources() -> None:
 
 
 def test_resource_requests() -> None:
-    """GPU shares add up per row and are whole above 1; without a reservation next to no CPU is asked for."""
+    """GPU shares add up per row and are integers above 1; without a reservation almost no CPU is requested."""
     assert bundle_for(RaySettings(), rows=5) == {"CPU": 0.01}
     assert bundle_for(RaySettings(cpus_per_node=2, nodes_per_actor=3), rows=3) == {"CPU": 6}
     assert bundle_for(RaySettings(gpus_per_node=0.25, nodes_per_actor=2), rows=2)["GPU"] == 0.5
@@ -228,11 +355,11 @@ def test_resource_requests() -> None:
 
 
 def test_single_machine_reference_runs_in_one_actor(ray: Any) -> None:
-    """A reference that sees all data is one row in one actor and sends nothing."""
+    """An algorithm on pooled data is one row in one actor and sends nothing."""
     setup = experiment("f2ba")
-    parts, made = setup.parts, prepare(setup)
+    parts, problem = setup.parts, pool_nodes(prepare(setup).problem)
     engine = start_engine(
-        RaySettings(), Work(parts.algorithm, parts.config, pooled(made.problem), single_node(), setup.resolved()))
+        RaySettings(), RunSpec(parts.algorithm, parts.config, problem, single_node(), setup.to_dict()))
     engine.advance(1)
     assert engine.ledger().bytes_links == 0
     engine.close()
@@ -252,7 +379,7 @@ def test_local_engine_needs_no_ray(tmp_path: Path) -> None:
 
 
 def test_own_cluster_is_closed_to_others(ray: Any) -> None:
-    """A cluster that dbo starts listens on loopback only, wants a token, and has no dashboard."""
+    """A cluster that dbo starts listens on loopback only, needs a token, and has no dashboard."""
     assert os.environ["RAY_AUTH_MODE"] == "token"
     context = ray.get_runtime_context()
     assert context.gcs_address.startswith("127.0.0.1:")
@@ -260,22 +387,20 @@ def test_own_cluster_is_closed_to_others(ray: Any) -> None:
     assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
 
 
-def test_the_driver_never_touches_a_payload(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Driver code touches payloads nowhere: results of begin and step are only ever handed on as references."""
-    got: list[Any] = []
-    original = ray.get
+def test_driver_never_fetches_a_payload(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver passes packets on as references; of a round it fetches only the blocks' progress."""
+    fetched: list[Any] = []
+    get = ray.get
 
     def spy(refs: Any, **more: Any) -> Any:
-        answer = original(refs, **more)
-        got.append(answer)
-        return answer
+        fetched.append(get(refs, **more))
+        return fetched[-1]
 
     monkeypatch.setattr(ray, "get", spy)
-    setup = experiment(rounds=1)
-    parts, made = setup.parts, running.prepare(setup)
-    engine = parts.engine.start(Work(parts.algorithm, parts.config, made.problem, made.network, setup.resolved()))
-    got.clear()
+    engine = start(experiment())
+    fetched.clear()
     engine.advance(1)
-    seen = list(got)
+    of_round = list(fetched)
+    packets = engine._packets
     engine.close()
-    assert seen == [[None, None]]
+    assert of_round == [[Progress(packets, is_open=False)] * 2]

@@ -1,16 +1,16 @@
-"""Wide rows through the house: packed on the wire, the same bits in every packing, and what the plain way gives."""
+"""Wide rows: packed messages, the same bits in every packing, and the results of the plain expressions."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dbo.algorithms.compression.compressors import largest
+from dbo.algorithms.compression.compressors import keep_largest
 from dbo.algorithms.gossip import Message, Packed, PackedRow
 from dbo.algorithms.kernels import fused
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.network.wire import Corrupt, Header, decode, encode, sizes
+from dbo.platform.network.packet import CorruptError, Header, decode, encode, measure
 from dbo.platform.runs.runner import prepare
 from dbo.tasks.problems import coefficient_tuning
 
@@ -24,25 +24,25 @@ def packed(rows: Any, kept: int = 1) -> Packed:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("dim", [1, 63, 64, 65, 1000, 70_000])
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.2, 0.9, 1.0])
-def test_a_packed_message_has_the_bytes_of_the_plain_one(dim: int, ratio: float, dtype: Any) -> None:
-    """Whichever form is the shortest; decoded as a row or left packed, the values are the same to the last bit."""
+def test_packed_message_has_the_bytes_of_the_plain_one(dim: int, ratio: float, dtype: Any) -> None:
+    """In every form; decoded as a row or left packed, the values are bit-identical."""
     rows = np.random.default_rng(0).standard_normal((2, dim)).astype(dtype)
-    rows = largest(rows, int(ratio * dim)) if ratio * dim >= 1 else 0 * rows
-    plain, ours = {"y": Message(rows, form="sparse", kept=1)}, {"y": packed(rows)}
-    assert np.array_equal(sizes(plain).total, sizes(ours).total)
+    rows = keep_largest(rows, int(ratio * dim)) if ratio * dim >= 1 else 0 * rows
+    plain, packed_rows = {"y": Message(rows, form="sparse", kept=1)}, {"y": packed(rows)}
+    assert np.array_equal(measure(plain).total, measure(packed_rows).total)
     for i, row in enumerate(rows):
-        data = encode(HEADER, ours, i)
+        data = encode(HEADER, packed_rows, i)
         assert data == encode(HEADER, plain, i)
         kept = decode(data, packed={"y"}).channels["y"]
         assert isinstance(kept, PackedRow)
         assert kept.dense(dim).tobytes() == (row + 0.0).tobytes()
-        there = decode(data).channels["y"]
-        assert isinstance(there, np.ndarray)
-        assert there.tobytes() == (row + 0.0).tobytes()
+        row_decoded = decode(data).channels["y"]
+        assert isinstance(row_decoded, np.ndarray)
+        assert row_decoded.tobytes() == (row + 0.0).tobytes()
 
 
-def test_a_packed_row_is_checked_before_it_is_believed() -> None:
-    """A mark too many, a mark beyond the last entry, and a zero among the entries."""
+def test_corrupt_packed_row_is_refused() -> None:
+    """A mark too many, a mark beyond the last entry, or a zero among the entries."""
     rows = np.zeros((1, 100), dtype=np.float32)
     rows[0, ::5] = 1
     good = packed(rows).rows[0]
@@ -52,7 +52,7 @@ def test_a_packed_row_is_checked_before_it_is_believed() -> None:
         (good.words, np.where(np.arange(20) == 7, 0, good.entries).astype(np.float32)),
     ):
         data = encode(HEADER, {"y": Packed((PackedRow(words, entries),), 100, kept=20)}, 0)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             decode(data, packed={"y"})
 
 
@@ -67,9 +67,9 @@ def text(algorithm: dict[str, Any]) -> Experiment:
 
 
 def after(experiment: Experiment, *blocks: list[int], rounds: int = 3, threads: int = 1) -> dict[str, Any]:
-    parts, made = experiment.parts, prepare(experiment)
+    parts, setup = experiment.parts, prepare(experiment)
     engine = LocalEngine(
-        parts.algorithm, parts.config, made.problem, made.network, blocks or [range(4)], threads=threads
+        parts.algorithm, parts.config, setup.problem, setup.network, blocks or [range(4)], threads=threads
     )
     for round_ in range(1, rounds + 1):
         engine.advance(round_)
@@ -94,12 +94,12 @@ ALGORITHMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: "-".join(map(str, a.values()))[:60])
-def test_wide_rows_give_what_narrow_ones_give(monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any]) -> None:
-    """The same trajectory and the same bytes; and to the last bit in every packing and with every thread count."""
+def test_fused_kernels_equal_plain_expressions(monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any]) -> None:
+    """The same trajectory and the same bytes; bit-identical in every packing and with every thread count."""
     experiment = text(algorithm)
     narrow = after(experiment)
-    monkeypatch.setattr(fused, "WIDE", 1)
-    monkeypatch.setattr(coefficient_tuning, "WIDE", 1)
+    monkeypatch.setattr(fused, "MIN_ENTRIES", 1)
+    monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)
     whole = after(experiment)
     assert np.abs(whole["y"]).max() > 0
     for name, expected in narrow.items():
@@ -111,22 +111,20 @@ def test_wide_rows_give_what_narrow_ones_give(monkeypatch: pytest.MonkeyPatch, a
             np.testing.assert_array_equal(other[name], expected, err_msg=name)
 
 
-def test_a_wide_state_goes_on_after_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the snapshot is read-only: steps in place then have memory of their own."""
-    monkeypatch.setattr(fused, "WIDE", 1)
-    monkeypatch.setattr(coefficient_tuning, "WIDE", 1)
+def test_state_of_fused_kernels_continues_from_a_read_only_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's object store returns read-only arrays; kernels that work in place then need their own memory."""
+    monkeypatch.setattr(fused, "MIN_ENTRIES", 1)
+    monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)
     experiment = text(ALGORITHMS[0])
-    parts, made = experiment.parts, prepare(experiment)
-
-    def started() -> LocalEngine:
-        return LocalEngine(parts.algorithm, parts.config, made.problem, made.network, [range(4)])
-
-    straight, resumed = started(), started()
+    parts, setup = experiment.parts, prepare(experiment)
+    straight, resumed = (
+        LocalEngine(parts.algorithm, parts.config, setup.problem, setup.network, [range(4)]) for _ in range(2)
+    )
     straight.advance(1)
     kept = [{name: array.copy() for part in block for name, array in part.items()} for block in straight.snapshot()]
     for flat in kept:
         for array in flat.values():
-            array.setflags(write=False)      # as Ray's object store hands them over
+            array.setflags(write=False)
     straight.advance(2)
     resumed.restore(kept)
     resumed.advance(2)
