@@ -1,4 +1,4 @@
-"""Files that are either as they were or as they should be, never half of each."""
+"""Write files that are either as they were or as they should be, never half of each."""
 
 import hashlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes | str | Iterable[bytes | memoryview]) -> None:
-    """Written aside, flushed to the disk, renamed."""
+    """Write aside, flush to the disk, rename."""
     raw = data.encode() if isinstance(data, str) else data
     aside = path.with_name(f".{path.name}.new")
     write_durably(aside, [raw] if isinstance(raw, bytes) else raw)
@@ -16,7 +16,7 @@ def write_atomically(path: Path, data: bytes | str | Iterable[bytes | memoryview
 
 
 def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """On the disk when this returns; the SHA-256 of what was to be written."""
+    """Write to the disk before returning; return the SHA-256 of the data."""
     digest = hashlib.sha256()
     with open(path, "wb") as file:
         for piece in pieces:
@@ -28,7 +28,7 @@ def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in `folder` survive a power cut."""
+    """Make renames in a folder survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,52 +1,57 @@
-"""Several algorithms on the same data, graph and counters, and a table that says who got how far at what price."""
+"""Compare algorithms on the same data, graph and counters: run each, and tabulate how far it got at what cost."""
 
 import hashlib
-import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config import overrides as overriding
-from dbo.platform.config import paths
-from dbo.platform.config import yaml_io
-from dbo.platform.config.validation import pick
-from dbo.platform.runs.resume import check_folder
-from dbo.platform.errors import InputError, InUse
+from dbo.platform.config import paths, yaml_io
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.runs.atomic_io import write_atomically
-from dbo.platform.config.redact import masked_in
-from dbo.platform.runs.run_folder import CLOSED_FORMS, RunFolder, Target, started_since
-from dbo.platform.runs.runner import Result, Watcher, prepare, reached, run
-from dbo.platform.engine.placement import waiting_room
+from dbo.platform.config.validation import pick
+from dbo.platform.engine.placement import reuse_actors
+from dbo.platform.errors import FolderLockedError, InputError
+from dbo.platform.runs.preparation import prepare
 from dbo.platform.runs.remote import is_url
+from dbo.platform.runs.result import Result, RunCallback
+from dbo.platform.runs.resume import check_folder
+from dbo.platform.runs.run_folder import (
+    GROUP_FILE,
+    RunFolder,
+    find_group,
+    has_group,
+    has_started_since,
+    write_group,
+)
+from dbo.platform.runs.runner import run
+from dbo.platform.runs.schema import CLOSED_FORM_TARGET, CLOSED_FORMS, DEFAULT_TARGET, Group, Target
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BY_ALGORITHM = ("rounds", "eval_every", "checkpoint_every")
-DEFAULT_TARGET = Target("node_accuracy_mean", 0.9)
-CLOSED_FORM_TARGET = Target("solution_error", 0.1)
+_DEFAULT_ALGORITHMS = ("c2dfb", "c2dfb_nc")
 
 
 def plan(
     file: str | None, overrides: Iterable[str], names: Sequence[str], target: str | None
 ) -> tuple[list[Experiment], Target]:
-    """One experiment per algorithm, alike in everything else.
+    """Build one experiment per algorithm, equal in everything else, and the target.
 
     Besides the keys of an experiment a comparison's file may hold `algorithms: {c2dfb: {lam: 10}, mdbo: {}}`, the
-    algorithms with their parameters, `target: test_accuracy=0.7`, and `rounds: {c2dfb: 40, mdbo: 600}`: rounds of
-    one algorithm may be many times as long as another's (`eval_every` and `checkpoint_every` likewise).
+    algorithms with their parameters, `target: test_accuracy=0.7`, and `rounds: {c2dfb: 40, mdbo: 600}`: a round of one
+    algorithm may do many times the work of another's (`eval_every` and `checkpoint_every` likewise).
     """
-    data = paths.seen_from(file, yaml_io.read(Path(file))) if file is not None else {}
+    data = paths.resolve_from_file(file, yaml_io.read(Path(file))) if file is not None else {}
     given = data.pop("algorithms", {})
     if not isinstance(given, dict) or not all(isinstance(params, dict | None) for params in given.values()):
         raise InputError("algorithms: must be a mapping of algorithm names to their parameters")
-    wanted = data.get("target") if target is None else target
-    data.pop("target", None)
+    file_target = data.pop("target", None)
     parsed = overriding.parse(overrides)
     for key in ("algorithm", "algorithm.name"):
         if key in parsed:
@@ -54,8 +59,15 @@ def plan(
     section = data.get("algorithm", {})
     if not isinstance(section, dict):
         raise InputError(f"algorithm: {section!r} is not allowed; must be a mapping")
-    Experiment(plugins=parsed.get("plugins", data.get("plugins", ())))     # the names below may be a plugin's
-    names = list(names) or list(given) or ["c2dfb", "c2dfb_nc"]
+    Experiment(plugins=parsed.get("plugins", data.get("plugins", ())))     # registers the plugins' algorithms
+    names = list(names) or list(given) or list(_DEFAULT_ALGORITHMS)
+    _check_names(names, given, data)
+    _check_parameters(parsed, names)
+    experiments = [_build_experiment(data, given, parsed, name) for name in names]
+    return experiments, _choose_target(file_target if target is None else target, experiments)
+
+
+def _check_names(names: Sequence[str], given: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     known = algorithms()
     for name in names:
         pick("--algorithms", name, known)
@@ -66,27 +78,10 @@ def plan(
             pick(key, name, known)
     if len(set(names)) < len(names):
         raise InputError(f"--algorithms: {','.join(names)} names an algorithm twice")
-    _refuse_strangers(parsed, names)
-    experiments = [_experiment(data, given, parsed, name) for name in names]
-    return experiments, _target(wanted, experiments)
 
 
-def _target(wanted: Any, experiments: Sequence[Experiment]) -> Target:
-    """What is asked for, if it can be told: accuracies come from data, errors from closed forms, one for a λ."""
-    learns = experiments[0].parts.data is not None
-    usual = DEFAULT_TARGET if learns else CLOSED_FORM_TARGET
-    level = Target.parse(str(usual if wanted is None else wanted))
-    who = experiments[0].task["name"]
-    unknown = level.metric in CLOSED_FORMS if learns else level.rising
-    if level.metric == "penalty_error" and not any("lam" in experiment.algorithm for experiment in experiments):
-        who, unknown = ", ".join(experiment.algorithm["name"] for experiment in experiments), True
-    if unknown:
-        raise InputError(f"--target: {level} is not allowed; {who} has no {level.metric}, take {usual} say")
-    return level
-
-
-def _refuse_strangers(overrides: dict[str, Any], names: Sequence[str]) -> None:
-    """An override of a parameter must mean something to at least one of the algorithms."""
+def _check_parameters(overrides: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse an override of a parameter that none of the algorithms has."""
     known = sorted({field.name for name in names for field in fields(algorithms()[name].config)})
     for path in overrides:
         parts = path.split(".")
@@ -94,11 +89,30 @@ def _refuse_strangers(overrides: dict[str, Any], names: Sequence[str]) -> None:
             pick(path, parts[1], known)
 
 
-def _experiment(data: dict[str, Any], given: dict[str, Any], overrides: dict[str, Any], name: str) -> Experiment:
+def _choose_target(requested: Any, experiments: Sequence[Experiment]) -> Target:
+    """Return the requested or the default target if it can be measured.
+
+    Accuracies need data, errors need a closed form, and the penalty error needs a λ.
+    """
+    has_data = experiments[0].parts.data is not None
+    default = DEFAULT_TARGET if has_data else CLOSED_FORM_TARGET
+    target = Target.parse(str(default if requested is None else requested))
+    who = experiments[0].task["name"]
+    is_unknown = target.metric in CLOSED_FORMS if has_data else target.is_maximized
+    if target.metric == "penalty_error" and not any("lam" in experiment.algorithm for experiment in experiments):
+        who, is_unknown = ", ".join(experiment.algorithm["name"] for experiment in experiments), True
+    if is_unknown:
+        raise InputError(f"--target: {target} is not allowed; {who} has no {target.metric}; try {default}")
+    return target
+
+
+def _build_experiment(
+    data: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any], name: str
+) -> Experiment:
     known = {field.name for field in fields(algorithms()[name].config)}
     section = data.get("algorithm", {})
     own = {**section} if section.get("name") == name else {"name": name}
-    mine = {
+    applicable = {
         path: value for path, value in overrides.items()
         if not path.startswith("algorithm.") or path.split(".")[1] in known
     }
@@ -106,113 +120,96 @@ def _experiment(data: dict[str, Any], given: dict[str, Any], overrides: dict[str
         if isinstance(data.get(key), dict) and key not in overrides:
             if name not in data[key] and key == "rounds":
                 raise InputError(f"{key}: {data[key]!r} is not allowed; must be a number, or have one for {name}")
-            usual = Experiment.model_fields[key].default
-            data = {**data, key: data[key].get(name, usual)}
-    return Experiment(**overriding.apply({**data, "algorithm": {**own, **(given.get(name) or {})}}, mine))
+            data = {**data, key: data[key].get(name, Experiment.model_fields[key].default)}
+    return Experiment(**overriding.apply({**data, "algorithm": {**own, **(given.get(name) or {})}}, applicable))
 
 
 def default_folder(experiments: Sequence[Experiment]) -> Path:
-    """runs/compare-<hash of the run keys>."""
-    return Path("runs") / f"compare-{_key(experiments)[:8]}"
+    """Return runs/compare-<hash of the run keys>."""
+    return Path("runs") / f"compare-{_hash_keys(experiments)[:8]}"
 
 
 def compare(
-    experiments: Sequence[Experiment], target: Target, out: Path, watcher: Watcher | None = None, command: str = ""
+    experiments: Sequence[Experiment], target: Target, out: Path, callback: RunCallback | None = None, command: str = ""
 ) -> list[Result]:
-    """Runs each into out/<algorithm>, on one problem that is built once. `command`: what was typed, for the record.
+    """Run each experiment into out/<algorithm>, on one problem that is built once. `command` repeats the comparison.
 
-    Runs that have finished are kept as they are, an interrupted one is gone on with.
+    Runs that have finished are kept as they are; an interrupted one is resumed.
     """
     if is_url(out):
         raise InputError(f"--out: {out} is not allowed; a comparison needs a folder")
     folders = [RunFolder(out / experiment.algorithm["name"]) for experiment in experiments]
-    group = out / "group.json"
-    if group.exists() and _kind(out) != "compare":
-        raise InputError(f"--out: {out} holds something else than a comparison; choose another folder")
-    earlier = group.read_bytes() if group.exists() else None
+    previous = find_group(out)
+    if has_group(out) and (previous is None or previous.kind != "compare"):
+        raise InputError(f"--out: {out} does not hold a comparison; choose another folder")
     for experiment, folder in zip(experiments, folders, strict=True):
         check_folder(folder, experiment, resume=True)       # all of them, before the first one starts
+    group = _describe_group(experiments, target, command, previous)
     prepared = prepare(experiments[0])
     results: list[Result] = []
     since = time.time()
     try:
-        with waiting_room():
+        with reuse_actors():
             for experiment, folder in zip(experiments, folders, strict=True):
-                _describe(out, experiments, target, "running", command)
-                resume = folder.holds_run()
-                results.append(run(experiment, folder.path, resume=resume, watcher=watcher, prepared=prepared))
-        table(results, target).to_csv(out / "compare.csv", index=False)
+                write_group(out, group)
+                resume = folder.has_run()
+                results.append(run(experiment, folder.path, resume=resume, callback=callback, prepared=prepared))
+        comparison_table(results, target).to_csv(out / "compare.csv", index=False)
     except InputError as error:
-        if earlier is None and not any(folder.holds_run() for folder in folders):       # nothing was run: nothing stays
+        if previous is None and not any(folder.has_run() for folder in folders):       # nothing was run
             with suppress(OSError):
-                group.unlink(missing_ok=True)
+                (out / GROUP_FILE).unlink(missing_ok=True)
                 out.rmdir()
-        elif isinstance(error, InUse):
-            pass                # another command is at work there, and says itself how it ends
-        elif earlier is None or any(started_since(folder.path, since) for folder in folders):
-            _describe(out, experiments, target, "failed", command)
+        elif isinstance(error, FolderLockedError):
+            pass                # another command is running there, and records itself how it ends
+        elif previous is None or any(has_started_since(folder.path, since) for folder in folders):
+            write_group(out, replace(group, status="failed"))
         else:
-            write_atomically(group, earlier)
+            write_group(out, previous)
         raise
     except Exception:
-        _describe(out, experiments, target, "failed", command)
+        write_group(out, replace(group, status="failed"))
         raise
-    finished = all(result.status == "finished" for result in results)
-    _describe(out, experiments, target, "finished" if finished else "failed", command)
+    has_finished = all(result.status == "finished" for result in results)
+    write_group(out, replace(group, status="finished" if has_finished else "failed"))
     return results
 
 
-def _describe(out: Path, experiments: Sequence[Experiment], target: Target, status: str, command: str) -> None:
-    """group.json: which runs belong together, for all who look at the folder later."""
+def _describe_group(
+    experiments: Sequence[Experiment], target: Target, command: str, previous: Group | None
+) -> Group:
     names = [experiment.algorithm["name"] for experiment in experiments]
     first = experiments[0]
-    file = out / "group.json"
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        started = str(json.loads(file.read_bytes())["started"])
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out: {out} cannot be used as an output folder: {error.strerror}") from None
-    write_atomically(file, json.dumps(masked_in({
-        "kind": "compare",
-        "name": first.name,
-        "key": _key(experiments),
-        "command": command or f"dbo compare … --algorithms {','.join(names)} --target {target}",
-        "started": started,
-        "status": status,
-        "target": str(target),
-        "members": names,
-        "axes": {"algorithm.name": names},
-    }) | {"tracking": first.tracking.model_dump()}, indent=2) + "\n")
+    return Group(
+        kind="compare", name=first.name, key=_hash_keys(experiments),
+        command=command or f"dbo compare … --algorithms {','.join(names)} --target {target}",
+        started=(previous.started if previous else "") or datetime.now(UTC).isoformat(timespec="seconds"),
+        status="running", target=str(target), members=tuple(names), axes={"algorithm.name": names},
+        tracking=first.tracking.model_dump(),
+    )
 
 
-def _kind(out: Path) -> str | None:
-    try:
-        return str(dict(json.loads((out / "group.json").read_bytes()))["kind"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _key(experiments: Sequence[Experiment]) -> str:
+def _hash_keys(experiments: Sequence[Experiment]) -> str:
     return hashlib.sha256("".join(experiment.run_key for experiment in experiments).encode()).hexdigest()
 
 
-def table(results: Sequence[Result], target: Target) -> pd.DataFrame:
-    """A row per algorithm: price of the target (empty: not reached), and where it ended."""
+def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame":
+    """Return a row per algorithm: the cost of the target (empty: not reached), and its last evaluation."""
+    import pandas as pd
+
     rows = []
     for result in results:
         records: list[Any] = result.history.to_dict("records")
-        hit = reached(records, target) or {}
+        cost = target.find_cost(records) or {}
         final = records[-1] if records else {}
         rows.append({
             "algorithm": result.experiment.algorithm["name"],
             "single_machine": result.experiment.parts.algorithm.single_machine,
             "status": result.status,
             "target": str(target),
-            "rounds_to_target": hit.get("round"),
-            "mb_to_target": hit.get("comm_mb"),
-            "seconds_to_target": hit.get("seconds"),
+            "rounds_to_target": cost.get("round"),
+            "mb_to_target": cost.get("comm_mb"),
+            "seconds_to_target": cost.get("seconds"),
             **{key: final.get(key) for key in (
                 "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "upper_loss", "comm_mb", "seconds")},
             **{key: final[key] for key in CLOSED_FORMS if key in final},

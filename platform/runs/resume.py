@@ -1,103 +1,218 @@
-"""What an earlier run left in a folder: whether it is this one, and may be repeated or gone on with, here or there."""
+"""Decide whether an existing run folder can be resumed or extended, or must be refused.
 
-import json
+A run continues only from its own checkpoint: same experiment, same code, same data, same environment, and all
+evaluations up to it still recorded. Then the rest of the run is bit-identical to a run without interruption.
+`allow_changed_code` waives code and environment; what has changed is recorded as an event.
+"""
+
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from dbo.platform.config import yaml_io
-from dbo.platform.runs.checkpoints import Checkpoint
-from dbo.platform.errors import InputError
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.config.redact import masked_in
-from dbo.platform.runs.run_folder import RunFolder, in_use, read_metrics
+from dbo.platform.config.redact import redact_all
+from dbo.platform.errors import InputError, RunError
+from dbo.platform.network.topology import Network
+from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
+from dbo.platform.runs.provenance import collect_environment, describe_differences
 from dbo.platform.runs.remote import is_url
+from dbo.platform.runs.run_folder import (
+    RunFolder,
+    find_summary,
+    is_locked,
+    read_experiment,
+    read_metrics,
+    read_network,
+)
 
 
-def check_folder(folder: RunFolder, experiment: Experiment, resume: bool, extends: bool = False) -> None:
-    """An earlier run is replaced only by its own repetition, which gives the same results.
+def read_status(folder: RunFolder) -> str:
+    """Return how the run in a folder ended, or `unfinished`."""
+    summary = find_summary(folder.path)
+    return summary.status if summary and summary.status else "unfinished"
 
-    `extends`: who asks could go on from a shorter run, and is told how.
+
+def check_folder(
+    folder: RunFolder, experiment: Experiment, resume: bool, can_extend: bool = False, allow_changed_code: bool = False
+) -> None:
+    """Refuse a folder that holds another run; only its own repetition, which gives the same results, replaces a run.
+
+    `can_extend`: the caller offers --from and --allow-changed-code, so the error may advise them.
     """
-    if not folder.holds_run() or _never_got_going(folder):
+    if not folder.has_run() or _has_no_results(folder):
         return
     if folder.run_key() != experiment.run_key:
-        rounds = rounds_in(folder, experiment)
+        rounds = find_rounds(folder, experiment, resume and allow_changed_code)
         if rounds is None:
-            what = "this experiment, run with other code" if _reads_the_same(folder, experiment) else \
-                "the run of another experiment"
-            raise InputError(f"--out: {folder} holds {what}; choose another folder")
-        way = f", with --from {folder} to go on from there" if extends and rounds < experiment.rounds else ""
-        raise InputError(
-            f"rounds: {folder} holds {rounds} rounds of this experiment, not {experiment.rounds}; "
-            f"choose another folder{way}"
-        )
-    found = status(folder)
-    if not resume and found in ("unfinished", "failed"):
-        kind = "an unfinished" if found == "unfinished" else "a failed"
-        raise InputError(f"--out: {folder} holds {kind} run of this experiment; --resume goes on with it")
+            has_other_code = _find_text_rounds(folder, experiment) is not None
+            what = "this experiment, run with other code" if has_other_code else "the run of another experiment"
+            advice = ", or resume it with --allow-changed-code" if has_other_code and resume and can_extend else ""
+            raise InputError(f"--out: {folder} holds {what}; choose another folder{advice}")
+        if rounds != experiment.rounds:
+            advice = f", with --from {folder} to extend it" if can_extend and rounds < experiment.rounds else ""
+            raise InputError(
+                f"rounds: {folder} holds {rounds} rounds of this experiment, not {experiment.rounds}; "
+                f"choose another folder{advice}"
+            )
+    status = read_status(folder)
+    if not resume and status in ("unfinished", "failed"):
+        kind = "an unfinished" if status == "unfinished" else "a failed"
+        raise InputError(f"--out: {folder} holds {kind} run of this experiment; --resume continues it")
 
 
-def _never_got_going(folder: RunFolder) -> bool:
-    """Whether nothing would be lost: word of a failure before the first evaluation, or not even that of a start.
+def _has_no_results(folder: RunFolder) -> bool:
+    """Decide whether nothing would be lost: the run failed before its first evaluation, or did not even start.
 
-    An experiment.yaml alone, without the network.json that a run writes before it, is somebody's own file.
+    An experiment.yaml alone, without the network.json that a run writes before it, is a user's own file.
     """
-    silent = folder.network.exists() and not folder.events.exists()
-    if not silent and status(folder) != "failed":
+    never_started = folder.network.exists() and not folder.events.exists()
+    if not never_started and read_status(folder) != "failed":
         return False
-    return not any(read_metrics(folder.metrics)) and not folder.checkpoints.exists()
+    return not read_metrics(folder.metrics) and not folder.checkpoints.exists()
 
 
-def shorter(place: str | Path, experiment: Experiment) -> RunFolder:
-    """The folder of a run of this experiment with fewer rounds, which this one can go on from."""
+def find_source_run(place: str | Path, experiment: Experiment, allow_changed_code: bool = False) -> RunFolder:
+    """Return the folder of a run of this experiment with fewer rounds, which this one extends."""
     if is_url(place):
         raise InputError(f"--from: {place} is not allowed; must be a folder on this machine")
     folder = RunFolder(Path(place))
-    if not folder.holds_run():
+    if not folder.has_run():
         raise InputError(f"--from: {place} holds no run")
-    if in_use(folder.path):
+    if is_locked(folder.path):
         raise InputError(f"--from: {place} is in use by another run")
-    rounds = rounds_in(folder, experiment)
+    rounds = find_rounds(folder, experiment, allow_changed_code)
     if rounds is None:
-        code = ", run with other code" if _reads_the_same(folder, experiment) else ""
+        code = ", run with other code" if _find_text_rounds(folder, experiment) is not None else ""
         raise InputError(f"--from: {place} holds the run of another experiment{code}; only rounds may differ")
     if rounds >= experiment.rounds:
         raise InputError(f"rounds: {experiment.rounds} is not allowed; must be more than the {rounds} of {place}")
     return folder
 
 
-def other_data(folder: RunFolder) -> InputError:
-    return InputError(f"data_dir: {folder} holds a run on other data; give the same data, or another --out")
-
-
-def lacks(folder: RunFolder, checkpoint: Checkpoint) -> str | None:
-    """What is missing of the evaluations up to a checkpoint: going on without them would lose them for good."""
-    if checkpoint.run.get("records") != folder.digest_up_to(checkpoint.round):
-        return "metrics.jsonl or nodes.jsonl is not what it was when it was taken"
-    return None
-
-
-def _reads_the_same(folder: RunFolder, experiment: Experiment) -> bool:
-    """Whether only a plugin, dbo itself or an edges file can have changed since; rounds aside."""
+def find_rounds(folder: RunFolder, experiment: Experiment, allow_changed_code: bool = False) -> int | None:
+    """Return the rounds of the run in a folder; None if it differs from this experiment in more than rounds."""
+    if allow_changed_code:
+        return _find_text_rounds(folder, experiment)
     try:
-        found = yaml_io.read(folder.experiment)
-    except (InputError, OSError):
-        return False
-    aside = dict.fromkeys(("rounds", "tracking", "data_dir"))
-    return {**found, **aside} == {**masked_in(experiment.recorded()), **aside}
-
-
-def rounds_in(folder: RunFolder, experiment: Experiment) -> int | None:
-    """The rounds of the run in a folder, if these are all in which it may differ from this one."""
-    try:
-        rounds = int(yaml_io.read(folder.experiment)["rounds"])
-    except (InputError, OSError, ValueError, TypeError, KeyError):
+        rounds = int(read_experiment(folder.path)["rounds"])
+    except (InputError, ValueError, TypeError, KeyError):
         return None
     return rounds if experiment.key_with(rounds) == folder.run_key() else None
 
 
-def status(folder: RunFolder) -> str:
-    """How the run in a folder has ended, if it has."""
+def _find_text_rounds(folder: RunFolder, experiment: Experiment) -> int | None:
+    """Return the rounds of an experiment that reads the same: only a plugin, dbo or an edges file can have changed."""
+    def normalize(data: dict[str, Any]) -> dict[str, Any]:
+        engine = data.get("engine")
+        kept = {key: value for key, value in engine.items() if key not in experiment.parts.engine.runtime_only} \
+            if isinstance(engine, dict) else engine
+        return {**data, "engine": kept, **dict.fromkeys(("rounds", "tracking", "data_dir"))}
+
     try:
-        return str(dict(json.loads(folder.summary.read_bytes()))["status"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return "unfinished"
+        recorded = read_experiment(folder.path)
+        rounds = int(recorded["rounds"])
+    except (InputError, ValueError, TypeError, KeyError):
+        return None
+    return rounds if normalize(recorded) == normalize(redact_all(experiment.to_record())) else None
+
+
+# ---- the checkpoint --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint:
+    """Where a run starts: at a checkpoint of its own or of a shorter run, or (no checkpoint) at round 0."""
+
+    checkpoint: Checkpoint | None = None
+    source: RunFolder | None = None             # the shorter run whose checkpoint and records are copied
+    changes: dict[str, dict[str, str]] = field(default_factory=dict)       # events to record, with their facts
+    notices: tuple[str, ...] = ()
+
+    @property
+    def round(self) -> int:
+        return self.checkpoint.round if self.checkpoint else 0
+
+
+def find_start_point(
+    folder: RunFolder, experiment: Experiment, network: Network, data: str | None, source: RunFolder | None = None,
+    allow_changed_code: bool = False,
+) -> StartPoint:
+    """Find the newest checkpoint to resume from, and refuse one that gives other results.
+
+    A shorter run (`source`) must have one. A folder without a usable checkpoint starts from round 0.
+    """
+    owner = source or folder
+    checkpoints = Checkpoints(owner.checkpoints, experiment.trajectory_key, allow_other=allow_changed_code)
+    checkpoint, refused = checkpoints.load_latest(), checkpoints.refused
+    if checkpoint is not None and checkpoint.run.get("data") != data:
+        raise report_other_data(owner)
+    if checkpoint is not None and (reason := missing_records(owner, checkpoint)):
+        refused.append(f"round {checkpoint.round}: {reason}")
+        checkpoint = None
+    notices = [f"skipped a checkpoint: {reason}" for reason in refused]
+    if checkpoint is None:
+        if source is not None:
+            raise InputError(": ".join([f"--from: {owner} has no checkpoint to resume from", *refused[-1:]]))
+        return StartPoint(notices=tuple(notices))
+    changes: dict[str, dict[str, str]] = {}
+    if checkpoint.trajectory != experiment.trajectory_key:
+        _check_graph(owner, network)
+        changes["code_changed"] = {"previous_run_key": owner.run_key() or ""}
+        notices.append("the code has changed: results are not bit-identical to those of one version")
+    recorded = checkpoint.run.get("environment")
+    if recorded is None:
+        notices.append("the checkpoint does not record its environment: whether it has changed is unknown")
+    elif differences := describe_differences(recorded, collect_environment()):
+        if not allow_changed_code:
+            raise InputError(
+                f"environment: {differences}; choose another --out, or resume with dbo run --allow-changed-code")
+        changes["environment_changed"] = {"differences": differences}
+        notices.append(f"the environment has changed: {differences}")
+    return StartPoint(checkpoint, source, changes, tuple(notices))
+
+
+def report_other_data(folder: RunFolder) -> InputError:
+    """Return the error for a run on other data; where data are stored is no part of the run key."""
+    return InputError(f"data_dir: {folder} holds a run on other data; give the same data, or another --out")
+
+
+def missing_records(folder: RunFolder, checkpoint: Checkpoint) -> str | None:
+    """Return what is wrong with the evaluations up to a checkpoint: resuming without them would lose them for good."""
+    if checkpoint.run.get("records") != folder.digest_up_to(checkpoint.round):
+        return "metrics.jsonl or nodes.jsonl has changed since it was saved"
+    return None
+
+
+def _check_graph(folder: RunFolder, network: Network) -> None:
+    """Refuse a run on another graph: an edges file is no code, though the run key covers both."""
+    recorded, current = read_network(folder.path), network.describe()
+    if recorded is None or any(getattr(recorded, key) != current[key] for key in ("nodes", "links", "edges")):
+        raise InputError(f"topology: {folder} holds a run on another graph; choose another folder")
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+
+def prepare_folder(
+    folder: RunFolder, checkpoints: Checkpoints, experiment: Experiment, network: Network, start: StartPoint
+) -> None:
+    """Clear stale results and write the description of the run; of a shorter run, copy records and checkpoint."""
+    checkpoint, source = start.checkpoint, start.source
+    if checkpoint is None or source is not None:
+        folder.clear()
+    folder.summary.unlink(missing_ok=True)
+    folder.write_network(network.describe())
+    if checkpoint is not None and source is not None:
+        folder.log_event(
+            "continued", after_round=checkpoint.round, run_key=experiment.run_key, source=str(source.path.absolute()))
+    folder.write_experiment(experiment.to_record())
+    if checkpoint is None:
+        return
+    if source is not None:
+        folder.copy_records(source)
+        if reason := missing_records(folder, checkpoint):        # another process has written there meanwhile
+            raise RunError(f"--from: {source} has changed: {reason}")
+        checkpoints.save(checkpoint.round, ([block] for block in checkpoint.blocks), checkpoint.run)
+    for kind, facts in start.changes.items():
+        folder.log_event(kind, after_round=checkpoint.round, run_key=experiment.run_key, **facts)
+    folder.rollback(checkpoint.round)

@@ -1,255 +1,236 @@
-"""`dbo verify`: every algorithm against closed forms, on a small heterogeneous quadratic in float64.
+"""Check algorithms against closed forms, on a small heterogeneous quadratic in float64.
 
-Four questions, each a run from the common start. Do the identities that it claims hold after every round? Where does it
-end, and is that the point that its theory gives it? Which hypergradient does it move along while x is held at the
-start? Does it reach its point where all nodes hold the same data? For an algorithm that stops at a distance the second
-and third are asked again with a quarter of its steps, and the distance must shrink.
+Every check is a run from the common start:
 
-What an algorithm claims stands beside it (dbo.algorithms.claims). Where one without a claim ends is shown, not judged.
-What every algorithm must do (habits.py) is asked of all.
+1. Invariants: do the identities that the algorithm claims hold after every round?
+2. End: does it converge to the limit that its theory gives it?
+3. Direction: with x fixed at the start, does it follow the claimed hypergradient once all else has converged?
+4. Identical nodes: does it reach its limit if all nodes have the same data?
+
+For an algorithm that stops at a distance from its limit, checks 2 and 3 are repeated with a quarter of its step sizes:
+the distance must shrink. Claims are declared with the algorithms (`dbo.algorithms.claims`). For an algorithm without a
+claim the errors are measured but not judged. The contracts in `contracts.py` hold for all algorithms.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from dbo.algorithms.claims import Claim, Limit
-from dbo.algorithms.protocol import Array
-from dbo.algorithms.registry import Algorithm
+from dbo.algorithms.api import Algorithm, Array, Claim, Limit
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import held, pooled
-from dbo.platform.errors import InputError
-from dbo.platform.network.topology import TOPOLOGIES, Network, network, single_node
+from dbo.platform.engine.shard_wrappers import hold_x, pool_nodes
+from dbo.platform.network.topology import TOPOLOGIES, Network, build_network, single_node
 from dbo.platform.verify import contracts
-from dbo.tasks.api import Setup
+from dbo.tasks.api import Problem, Setup, Task
 from dbo.tasks.partitions import PARTITIONS
 from dbo.tasks.registry import TASKS
 
 NODES = 6
-GRAPH_SEED = 3          # with it the random graphs of this size mix as fast as the ring
-# Well conditioned, so that hundreds of rounds are enough: eigenvalues of every ∇²_yy g_i lie in [1, 1.5].
-# The start is a random one: at 0 the upper gradient ρ x of f would be 0, and an error in it not be seen.
+GRAPH_SEED = 3          # random graphs of this size and seed mix as fast as the ring
+# Well conditioned, so that hundreds of rounds suffice: the eigenvalues of every ∇²_yy g_i are in [1, 1.5].
+# The start is random: at 0 the upper gradient ρ x of f is 0, and an error in it would not show.
 TASK: Mapping[str, Any] = {"dim_x": 4, "dim_y": 10, "condition": 2.0, "mu": 0.5, "rho": 1.0, "start": 0.5}
 
 EXACT = 1e-6            # relative distance below which a point is reached
-NEAR = 1e-3             # the same for algorithms that stop at a distance: on identical nodes, and where there is none
+NEAR = 1e-3             # the same for algorithms that stop at a distance: on identical nodes, and for zero distances
 # For algorithms that stop at a distance. The built-in ones stop at 0.36 or nearer on the paper's graphs, at 0.58 on a
-# star (the start is at 1); a quarter of the steps leaves up to 0.33 of that, on a star 0.45.
-FLOOR = 0.75            # the largest distance
-SHRINK = 0.5            # a quarter of the steps makes it at most this much of it
-INVARIANT = 1e-10       # largest residual of an identity, relative to the largest entry of the state
-RING_GAP = 1 / 3        # of the ring on which claims count their rounds; what mixes slower gets more of them
+# star (the start is at 1); a quarter of the step sizes leaves up to 0.33 of that, on a star 0.45.
+MAX_DISTANCE = 0.75
+MAX_SHRINKAGE = 0.5     # of the distance, with a quarter of the step sizes
+MAX_RESIDUAL = 1e-10    # of an identity, relative to the largest entry of the state
+RING_GAP = 1 / 3        # spectral gap of the ring on which claims count their rounds; slower mixing gets more rounds
 UNCLAIMED_ROUNDS = 500
+SMALLER_STEPS = 0.25
+
+
+class ClosedFormProblem(Problem, Protocol):
+    """A problem with known solution and hypergradients."""
+
+    x0: Array
+
+    def solution(self) -> Array: ...
+    def find_zero(self, hypergradient: Callable[[Array], Array]) -> Array: ...
+    def hypergradient(self, x: Array) -> Array: ...
+    def penalty_hypergradient(self, x: Array, lam: float) -> Array: ...
+    def local_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
+    def averaged_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
+    def truncated_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where a run ended. Distances are relative, and those of the worst node."""
+    """Where a run ended: relative distances of the worst node, and residuals."""
 
-    own: float                              # to the point that it should reach
-    solution: float                         # to ψ's minimiser
-    consensus: float                        # of a node to the nodes' mean
+    from_limit: float                       # to the limit that it should reach
+    from_solution: float                    # to the minimiser of ψ
+    consensus: float                        # to the mean over nodes
     residuals: Mapping[str, float]          # identity → its largest residual in any round
 
 
 @dataclass(frozen=True, slots=True)
-class Slope:
-    """The mean direction that x would go along at the start, once all else has settled: relative errors."""
+class DirectionError:
+    """Relative errors of the mean direction at the start, with x fixed until all else has converged."""
 
-    own: float                              # against the hypergradient that it should follow
-    exact: float                            # against ∇ψ
+    from_claimed: float                     # to the hypergradient that it should follow
+    from_exact: float                       # to ∇ψ
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """All that was found about an algorithm."""
+class Certificate:
+    """The results of all checks of one algorithm."""
 
     algorithm: str
     limit: Limit | None
     end: End
-    slope: Slope
-    smaller: tuple[End, Slope] | None       # with a quarter of the steps, where those keep it at a distance
-    alike: End | None                       # with the same data on every node; one machine has no nodes
-    off: tuple[str, ...] = ()               # which checks failed
+    direction: DirectionError
+    smaller: tuple[End, DirectionError] | None      # with smaller steps, for algorithms that stop at a distance
+    identical: End | None                           # on identical nodes; None on a single machine
+    failures: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """ok, off or no claim."""
-        return "off" if self.off else "no claim" if self.limit is None else "ok"
+        """ok, failed or no claim."""
+        return "failed" if self.failures else "no claim" if self.limit is None else "ok"
 
 
-def verify(algorithm: Algorithm, topology: str = "ring") -> Row:
-    """Runs an algorithm as its claim says, and judges it."""
-    claim, graph = algorithm.claim, network(TOPOLOGIES[topology]().graph(NODES, GRAPH_SEED))
-    problem, uniform = _problem(heterogeneity=1.0), _problem(heterogeneity=0.0)
-    with np.errstate(all="ignore"):         # what diverges is found by its distance
-        row = Row(
-            algorithm.name, claim.limit if claim else None,
-            end=_end(algorithm, problem, graph), slope=_slope(algorithm, problem, graph),
-            smaller=(_end(algorithm, problem, graph, 0.25), _slope(algorithm, problem, graph, 0.25))
-            if claim and claim.floor else None,
-            alike=None if algorithm.single_machine else _end(algorithm, uniform, graph),
+def verify(algorithm: Algorithm, topology: str = "ring") -> Certificate:
+    """Run all checks of an algorithm with the step sizes of its claim."""
+    claim, network = algorithm.claim, build_network(TOPOLOGIES[topology]().graph(NODES, GRAPH_SEED))
+    problem, uniform = _build_problem(heterogeneity=1.0), _build_problem(heterogeneity=0.0)
+    with np.errstate(all="ignore"):         # divergence shows in the distances
+        smaller = None
+        if claim and claim.floor:
+            smaller = (
+                _measure_end(algorithm, problem, network, SMALLER_STEPS),
+                _measure_direction(algorithm, problem, network, SMALLER_STEPS),
+            )
+        certificate = Certificate(
+            algorithm.name, claim.limit if claim else None, _measure_end(algorithm, problem, network),
+            _measure_direction(algorithm, problem, network), smaller,
+            None if algorithm.single_machine else _measure_end(algorithm, uniform, network),
         )
-    off = [*_misbehaves(algorithm, problem, graph, row), *(_failures(row, claim) if claim else ())]
-    return replace(row, off=tuple(off))
+        failures = [*_check_contracts(algorithm, problem, network, certificate)]
+    failures += _check_claim(certificate, claim) if claim else ()
+    return replace(certificate, failures=tuple(failures))
 
 
-def _misbehaves(algorithm: Algorithm, problem: Any, graph: Network, row: Row) -> Iterator[str]:
-    """What no algorithm may do, whatever it claims."""
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def _check_contracts(
+    algorithm: Algorithm, problem: ClosedFormProblem, network: Network, certificate: Certificate
+) -> Iterator[str]:
+    """Yield violations of what every algorithm must do, whatever it claims."""
     def start(blocks: Sequence[Sequence[int]] | None) -> LocalEngine:
-        return _engine(algorithm, problem, graph, 1.0, blocks)[0]
+        return _start_engine(algorithm, problem, network, 1.0, blocks)
 
-    with np.errstate(all="ignore"):
-        yield from contracts.broken(start, 1 if algorithm.single_machine else NODES)
-    if algorithm.claim is None and not np.isfinite(row.end.solution):
+    yield from contracts.find_violations(start, 1 if algorithm.single_machine else NODES)
+    if algorithm.claim is None and not np.isfinite(certificate.end.from_solution):
         yield "x is not finite at the end: it diverges with its defaults on a well-conditioned quadratic"
 
 
-def _failures(row: Row, claim: Claim) -> Iterator[str]:
-    for name, residual in row.end.residuals.items():
-        if not residual <= INVARIANT:
+def _check_claim(certificate: Certificate, claim: Claim) -> Iterator[str]:
+    for name, residual in certificate.end.residuals.items():
+        if not residual <= MAX_RESIDUAL:
             yield f"invariant {name} is off by {residual:.1e}"
-    end, slope = row.smaller or (None, None)
+    end, direction = certificate.smaller or (None, None)
     if claim.follows:
-        yield from _distance("hypergradient", row.slope.own, slope.own if slope else None)
-    yield from _distance("end", row.end.own, end.own if end else None)
-    near = NEAR if claim.floor else EXACT
-    if row.alike and not row.alike.own <= near:
-        yield f"end on identical nodes is {row.alike.own:.1e} away"
-    if row.alike and not (claim.limit.biased_alone or row.alike.solution <= near):
-        yield f"end on identical nodes is {row.alike.solution:.1e} away from ψ's minimiser"
+        smaller = direction.from_claimed if direction else None
+        yield from _check_distance("hypergradient", certificate.direction.from_claimed, smaller)
+    yield from _check_distance("end", certificate.end.from_limit, end.from_limit if end else None)
+    near, identical = NEAR if claim.floor else EXACT, certificate.identical
+    if identical and not identical.from_limit <= near:
+        yield f"end on identical nodes is {identical.from_limit:.1e} away"
+    if identical and not (claim.limit.biased_alone or identical.from_solution <= near):
+        yield f"end on identical nodes is {identical.from_solution:.1e} away from ψ's minimiser"
 
 
-def _distance(what: str, found: float, smaller: float | None) -> Iterator[str]:
-    """Zero, or a floor that is small and shrinks with the steps; NaN is neither."""
+def _check_distance(what: str, distance: float, smaller: float | None) -> Iterator[str]:
+    """Require a distance of zero, or a small one that shrinks with the step sizes; NaN is neither."""
     if smaller is None:
-        if not found <= EXACT:
-            yield f"{what} is {found:.1e} away"
-    elif not found <= FLOOR:
-        yield f"{what} is {found:.1e} away, more than {FLOOR}"
-    elif not smaller <= max(SHRINK * found, NEAR):
-        yield f"{what} is {found:.1e} away, and with a quarter of the steps still {smaller:.1e}"
+        if not distance <= EXACT:
+            yield f"{what} is {distance:.1e} away"
+    elif not distance <= MAX_DISTANCE:
+        yield f"{what} is {distance:.1e} away, more than {MAX_DISTANCE}"
+    elif not smaller <= max(MAX_SHRINKAGE * distance, NEAR):
+        yield f"{what} is {distance:.1e} away, and with a quarter of the steps still {smaller:.1e}"
 
 
-def _problem(heterogeneity: float) -> Any:
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def _build_problem(heterogeneity: float) -> ClosedFormProblem:
     setup = Setup(nodes=NODES, seed=0, dtype="float64", partition=PARTITIONS["iid"]())
-    quadratic: Any = TASKS["quadratic"]
-    return quadratic(**TASK, heterogeneity=heterogeneity).build(setup)
+    task: Callable[..., Task] = TASKS["quadratic"]
+    return cast(ClosedFormProblem, task(**TASK, heterogeneity=heterogeneity).build(setup))
 
 
-def _engine(
-    algorithm: Algorithm, problem: Any, graph: Network, part: float, blocks: Sequence[Sequence[int]] | None = None
-) -> tuple[LocalEngine, int]:
-    """Nodes in one block, or in these, with this part of the steps that make the floor; and the rounds for that."""
+def _start_engine(
+    algorithm: Algorithm, problem: Problem, network: Network, scale: float,
+    blocks: Sequence[Sequence[int]] | None = None,
+) -> LocalEngine:
+    """Start all nodes in one block, or in these blocks; `scale` multiplies the step sizes that cause the distance."""
     claim = algorithm.claim
     if claim is None:
         config = Experiment(task={"name": "quadratic"}, algorithm={"name": algorithm.name}).parts.config
     else:
-        config = algorithm.config(**{**claim.steps, **{name: part * claim.steps[name] for name in claim.floor}})
+        config = algorithm.config(**{**claim.steps, **{name: scale * claim.steps[name] for name in claim.floor}})
     if algorithm.single_machine:
-        problem, graph = pooled(problem), single_node()
-    slower = max(1.0, RING_GAP / graph.spectral_gap)
-    # Shorter steps take longer; but a floor, unlike an exact point, is near enough after half the time.
-    longer = 1.0 if part == 1 else 0.5 / part
-    rounds = claim.rounds if claim else UNCLAIMED_ROUNDS
-    engine = LocalEngine(algorithm, config, problem, graph, blocks or [range(graph.nodes)])
-    return engine, round(longer * slower * rounds)
+        problem, network = pool_nodes(problem), single_node()
+    return LocalEngine(algorithm, config, problem, network, blocks or [range(network.nodes)])
 
 
-def _end(algorithm: Algorithm, problem: Any, graph: Network, part: float = 1.0) -> End:
-    engine, rounds = _engine(algorithm, problem, graph, part)
-    claim, host, residuals = algorithm.claim, engine.hosts[0], dict[str, float]()
-    config = host.config
-    for round_ in range(1, rounds + 1):
-        before = host.state
+def _count_rounds(algorithm: Algorithm, network: Network, scale: float) -> int:
+    """Return the rounds until convergence: more where mixing is slower, or step sizes are smaller.
+
+    With smaller steps half of the proportional number is enough: a distance needs less precision than a point.
+    """
+    rounds = algorithm.claim.rounds if algorithm.claim else UNCLAIMED_ROUNDS
+    gap = single_node().spectral_gap if algorithm.single_machine else network.spectral_gap
+    return round((1.0 if scale == 1 else 0.5 / scale) * max(1.0, RING_GAP / gap) * rounds)
+
+
+def _measure_end(
+    algorithm: Algorithm, problem: ClosedFormProblem, network: Network, scale: float = 1.0
+) -> End:
+    engine, residuals = _start_engine(algorithm, problem, network, scale), dict[str, float]()
+    claim, block = algorithm.claim, engine.local_blocks[0]
+    for round_ in range(1, _count_rounds(algorithm, network, scale) + 1):
+        before = block.state
         engine.advance(round_)
         if claim:
-            # Not the shard that the algorithm asked, which counts: the one behind it.
-            scale = max(1.0, *(float(np.abs(rows).max()) for rows in (host.state.x, host.state.y)))
-            for name, residual in claim.invariants(before, host.state, host.shard.shard, config).items():
-                residuals[name] = max(float(np.abs(residual).max()) / scale, residuals.get(name, 0.0), key=_nan_first)
-    x, solution = host.rows("x"), problem.solution()
-    point = problem.zero_of(lambda x: claim.limit.hypergradient(problem, config, x)) if claim else solution
-    return End(_worst(x, point), _worst(x, solution), _worst(x, x.mean(0)), residuals)
+            largest = max(1.0, *(float(np.abs(rows).max()) for rows in (block.state.x, block.state.y)))
+            # The algorithm's shard counts oracle calls: ask the one behind it.
+            for name, residual in claim.invariants(before, block.state, block.shard.shard, block.config).items():
+                size = float(np.abs(residual).max()) / largest
+                residuals[name] = max(size, residuals.get(name, 0.0), key=_nan_is_largest)
+    x, solution, limit = block.rows("x"), problem.solution(), problem.solution()
+    if claim:
+        limit = problem.find_zero(lambda x: claim.limit.hypergradient(problem, block.config, x))
+    return End(_max_distance(x, limit), _max_distance(x, solution), _max_distance(x, x.mean(0)), residuals)
 
 
-def _nan_first(value: float) -> float:
-    return float("inf") if value != value else value
+def _nan_is_largest(value: float) -> float:
+    return float("inf") if np.isnan(value) else value
 
 
-def _slope(algorithm: Algorithm, problem: Any, graph: Network, part: float = 1.0) -> Slope:
-    engine, rounds = _engine(algorithm, held(problem), graph, part)
-    claim, config = algorithm.claim, engine.hosts[0].config
-    for round_ in range(1, rounds + 1):
+def _measure_direction(
+    algorithm: Algorithm, problem: ClosedFormProblem, network: Network, scale: float = 1.0
+) -> DirectionError:
+    engine = _start_engine(algorithm, hold_x(problem), network, scale)
+    claim, block = algorithm.claim, engine.local_blocks[0]
+    for round_ in range(1, _count_rounds(algorithm, network, scale) + 1):
         engine.advance(round_)
-    found, exact = engine.hosts[0].rows("direction").mean(0), problem.hypergradient(problem.x0)
-    own = claim.limit.hypergradient(problem, config, problem.x0) if claim else exact
+    direction, exact = block.rows("direction").mean(0), problem.hypergradient(problem.x0)
+    claimed = claim.limit.hypergradient(problem, block.config, problem.x0) if claim else exact
     size = float(np.linalg.norm(exact))
-    return Slope(float(np.linalg.norm(found - own)) / size, float(np.linalg.norm(found - exact)) / size)
+    return DirectionError(
+        float(np.linalg.norm(direction - claimed)) / size, float(np.linalg.norm(direction - exact)) / size)
 
 
-def _worst(rows: Array, point: Array) -> float:
-    """The largest distance of a row, relative to the point."""
+def _max_distance(rows: Array, point: Array) -> float:
+    """Return the largest distance of a row, relative to the point."""
     return float(np.linalg.norm(rows - point, axis=1).max() / np.linalg.norm(point))
-
-
-# ---- the table -----------------------------------------------------------------------------------------------------
-
-HEADINGS = ("algorithm", "goes to", "∇ψ error", "distance", "from x*", "alike", "consensus", "kept", "verdict")
-LEGEND = (
-    "goes to: the zero of ∇ψ, of ∇ψ_λ (penalty), or of ∇ψ with other inverses in the place of H̄⁻¹. "
-    "∇ψ error: the mean direction with x held at the start, against ∇ψ there. distance: of the worst node's end from "
-    "the point that it goes to; from x*: from ψ's minimiser; alike: the same where all nodes hold the same data; "
-    "consensus: from the nodes' mean. kept: invariants. All errors are relative; a → b: b with a quarter of the steps."
-)
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    """A line of the table."""
-    ends, slopes = [row.end], [row.slope]
-    if row.smaller is not None:
-        ends.append(row.smaller[0])
-        slopes.append(row.smaller[1])
-    held = sum(residual <= INVARIANT for residual in row.end.residuals.values())
-    return (
-        row.algorithm, row.limit.label if row.limit else "?",
-        _figures(slope.exact for slope in slopes),
-        _figures(end.own for end in ends) if row.limit else "?",
-        _figures(end.solution for end in ends),
-        _figures([row.alike.solution]) if row.alike else "–",
-        _figures(end.consensus for end in ends) if row.alike else "–",
-        f"{held}/{len(row.end.residuals)}" if row.limit else "–", row.verdict,
-    )
-
-
-def _figures(found: Iterable[float]) -> str:
-    return " → ".join(_figure(value) for value in found)
-
-
-def _figure(value: float) -> str:
-    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+") if not value <= EXACT else "< 1e-6"
-
-
-BEGIN, END = "<!-- dbo verify -->\n", "<!-- end of dbo verify -->\n"
-
-
-def placed(path: Path) -> tuple[str, str]:
-    """What a Markdown file says before and after the table; a new file says nothing."""
-    if not path.exists():
-        return "", ""
-    text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise InputError(f"--markdown: {path} must be a new file, or hold the lines {BEGIN.strip()} and {END.strip()}")
-    return text.partition(BEGIN)[0], text.partition(END)[2]
-
-
-def write_markdown(path: Path, rows: Sequence[Row]) -> None:
-    """The table between its two marks; all else in the file stays."""
-    before, after = placed(path)
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *map(cells, rows)]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    path.write_text(before + BEGIN + table + END + after, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back is exactly what was saved, or an older one that is, or a clear error."""
+"""Checkpoints: loading returns exactly what was saved, or an older undamaged one, or a clear error."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.state_tree import parts
+from dbo.platform.engine.state_tree import chunk_names
 from dbo.platform.errors import InputError
 from dbo.platform.runs import checkpoints as module
 from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
@@ -22,7 +22,7 @@ Tiny = Callable[..., Experiment]
 
 
 def checkpoint(round_: int, blocks: int = 2) -> Checkpoint:
-    """A small checkpoint whose numbers depend on the round."""
+    """Return a small checkpoint whose numbers depend on the round."""
     rng = np.random.default_rng(round_)
     made = [
         {"state.x": rng.standard_normal((2, 3)), "t": np.full((2, 1), round_), "f": rng.random(4, dtype=np.float32)}
@@ -42,46 +42,46 @@ def assert_same(found: Checkpoint | None, expected: Checkpoint) -> None:
 
 
 def save(made: Checkpoints, one: Checkpoint) -> None:
-    """Every block in one part."""
+    """Save every block in one part."""
     made.save(one.round, ([block] for block in one.blocks), one.run)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoints:
-    """Checkpoints of rounds 10 and 20."""
+    """Save checkpoints of rounds 10 and 20."""
     made = Checkpoints(tmp_path / "checkpoints", "key")
     save(made, checkpoint(10))
     save(made, checkpoint(20))
     return made
 
 
-def test_comes_back_bit_for_bit(saved: Checkpoints) -> None:
-    """Arrays with their dtypes and shapes, and what the run remembers, are the same after a round trip."""
-    assert_same(saved.latest(), checkpoint(20))
+def test_round_trip_is_bit_identical(saved: Checkpoints) -> None:
+    """Arrays with their dtypes and shapes, and the run's own data."""
+    assert_same(saved.load_latest(), checkpoint(20))
     assert saved.refused == []
 
 
 def test_blocks_keep_their_order(tmp_path: Path) -> None:
-    """More blocks than the file names' digits can sort come back in order."""
+    """Even with more blocks than the digits of the file names can sort."""
     made = Checkpoints(tmp_path / "c", "key")
     blocks = [{"id": np.array([number])} for number in range(1003)]
     save(made, Checkpoint(1, blocks, {}))
-    found = made.latest()
+    found = made.load_latest()
     assert found is not None
     assert [int(block["id"][0]) for block in found.blocks] == list(range(1003))
 
 
-def test_a_block_in_parts_comes_back_whole(tmp_path: Path) -> None:
-    """Parts are files of their own, of one array or of bounded size; a lost one makes the checkpoint a damaged one."""
+def test_block_in_parts_is_loaded_as_a_whole(tmp_path: Path) -> None:
+    """Parts are separate files of one array or of bounded size; without one of them the checkpoint is damaged."""
     whole = checkpoint(20)
     made = Checkpoints(tmp_path / "c", "key")
     save(made, checkpoint(10))
     made.save(20, ([{name: block[name]} for name in block] for block in whole.blocks), whole.run)
-    assert_same(made.latest(), whole)
+    assert_same(made.load_latest(), whole)
     (made.folder / "round-00000020" / "block-000.1.safetensors").unlink()
-    assert_same(made.latest(), checkpoint(10))
+    assert_same(made.load_latest(), checkpoint(10))
     sizes = {"a": 3 << 25, "b": 1 << 24, "c": 1 << 24, "d": 1 << 26, "e": 8}
-    assert list(parts(sizes)) == [["a"], ["b", "c"], ["d"], ["e"]]
+    assert list(chunk_names(sizes)) == [["a"], ["b", "c"], ["d"], ["e"]]
 
 
 def test_only_the_last_two_are_kept(saved: Checkpoints) -> None:
@@ -92,17 +92,17 @@ def test_only_the_last_two_are_kept(saved: Checkpoints) -> None:
 
 
 def test_saving_a_round_again_replaces_it(saved: Checkpoints) -> None:
-    """A replay writes the same round once more."""
+    """A replay saves the same round again."""
     save(saved, checkpoint(20, blocks=3))
-    assert_same(saved.latest(), checkpoint(20, blocks=3))
+    assert_same(saved.load_latest(), checkpoint(20, blocks=3))
     assert sorted(os.listdir(saved.folder)) == ["round-00000010", "round-00000020"]
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_folder_without_checkpoints(tmp_path: Path) -> None:
     """No folder, or an empty one, holds no checkpoint."""
-    assert Checkpoints(tmp_path / "none", "key").latest() is None
+    assert Checkpoints(tmp_path / "none", "key").load_latest() is None
     (tmp_path / "empty").mkdir()
-    assert Checkpoints(tmp_path / "empty", "key").latest() is None
+    assert Checkpoints(tmp_path / "empty", "key").load_latest() is None
 
 
 def _truncate(path: Path) -> None:
@@ -143,16 +143,16 @@ def _rewrite(place: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_is_passed_over_for_the_one_before(saved: Checkpoints, damage: str) -> None:
-    """Whatever happened to the newest checkpoint is noticed and told, and the one before is used."""
+def test_damaged_checkpoint_is_skipped_for_the_previous_one(saved: Checkpoints, damage: str) -> None:
+    """Any damage to the newest checkpoint is detected and reported, and the previous one is used."""
     DAMAGE[damage](saved.folder / "round-00000020")
-    assert_same(saved.latest(), checkpoint(10))
-    (told,) = saved.refused
-    assert told.startswith("round-00000020: ")
+    assert_same(saved.load_latest(), checkpoint(10))
+    (reason,) = saved.refused
+    assert reason.startswith("round-00000020: ")
 
 
-def test_every_bit_of_every_file_is_guarded(saved: Checkpoints) -> None:
-    """A bit that flips anywhere, manifest included, never gives other numbers: the checkpoint is refused."""
+def test_every_flipped_bit_is_detected(saved: Checkpoints) -> None:
+    """A bit that flips anywhere, manifest included, never changes numbers: the checkpoint is refused."""
     place = saved.folder / "round-00000020"
     rng = np.random.default_rng(0)
     for file in sorted(place.iterdir()):
@@ -161,7 +161,7 @@ def test_every_bit_of_every_file_is_guarded(saved: Checkpoints) -> None:
             bad = bytearray(good)
             bad[at] ^= 1 << int(rng.integers(8))
             file.write_bytes(bad)
-            found = saved.latest()
+            found = saved.load_latest()
             assert found is not None
             if found.round == 20:    # white space between the manifest's values carries no meaning
                 assert_same(found, checkpoint(20))
@@ -170,25 +170,28 @@ def test_every_bit_of_every_file_is_guarded(saved: Checkpoints) -> None:
         file.write_bytes(good)
 
 
-def test_all_damaged_is_none(saved: Checkpoints) -> None:
-    """If nothing is left, nothing is found, and every refusal is told."""
+def test_no_undamaged_checkpoint_is_none(saved: Checkpoints) -> None:
+    """Nothing is loaded, and every refusal has its reason."""
     for place in saved.folder.iterdir():
         _flip(place / "block-000.safetensors")
-    assert saved.latest() is None
+    assert saved.load_latest() is None
     assert len(saved.refused) == 2
 
 
 def test_another_run_s_checkpoint_is_refused(saved: Checkpoints, tmp_path: Path) -> None:
-    """A checkpoint that was copied from another run is whole, but not ours: a clear error, no silent start-over."""
+    """A checkpoint copied from another run is an error, not a silent restart; unless other code is allowed."""
     other = Checkpoints(tmp_path / "other", "another key")
     save(other, checkpoint(30))
     shutil.copytree(other.folder / "round-00000030", saved.folder / "round-00000030")
     with pytest.raises(InputError, match="belongs to another experiment"):
-        saved.latest()
+        saved.load_latest()
+    found = Checkpoints(saved.folder, "key", allow_other=True).load_latest()
+    assert found is not None
+    assert (found.round, found.trajectory) == (30, "another key")
 
 
 def test_no_pickle_is_ever_loaded(saved: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pickle in a block's place is refused, even with a matching checksum: reading never runs code."""
+    """A pickle instead of a block is refused, even with a matching checksum: loading never runs code."""
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
             return (os.mkdir, (str(tmp_path / "ran"),))
@@ -200,16 +203,16 @@ def test_no_pickle_is_ever_loaded(saved: Checkpoints, tmp_path: Path, monkeypatc
     manifest.pop("sha256")
     manifest["files"]["block-000.safetensors"] = module.hashlib.sha256(data).hexdigest()
     (place / "manifest.json").write_text(json.dumps(manifest | {"sha256": module._digest(manifest)}))
-    assert_same(saved.latest(), checkpoint(10))
+    assert_same(saved.load_latest(), checkpoint(10))
     assert "block-000" in saved.refused[0]
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("step", range(4))
-def test_interrupted_write_leaves_the_old_one(
+def test_interrupted_save_keeps_the_previous_one(
     saved: Checkpoints, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """Death at any file of the new checkpoint, or before its renaming: the last one is still there, whole."""
+    """If the process dies at any file, or before the rename, the previous checkpoint is still undamaged."""
     write, left = module.write_durably, [step]
 
     def dying(*arguments: Any) -> str:
@@ -228,10 +231,10 @@ def test_interrupted_write_leaves_the_old_one(
             patch.setattr(module.os, "rename", never)
         with pytest.raises(KeyboardInterrupt):
             save(saved, checkpoint(30))
-    assert_same(saved.latest(), checkpoint(20))
+    assert_same(saved.load_latest(), checkpoint(20))
     assert saved.refused == []
     save(saved, checkpoint(30))
-    assert_same(saved.latest(), checkpoint(30))
+    assert_same(saved.load_latest(), checkpoint(30))
     assert sorted(os.listdir(saved.folder)) == ["round-00000020", "round-00000030"]
 
 
@@ -239,7 +242,7 @@ def test_interrupted_write_leaves_the_old_one(
 
 
 def unfinished(folder: Path, experiment: Experiment) -> list[Path]:
-    """A run that has come to its end but not said so; its checkpoints, oldest first."""
+    """Run to the end, remove the summary, and return the checkpoints, oldest first."""
     run(experiment, folder)
     (folder / "summary.json").unlink()
     return sorted((folder / "checkpoints").iterdir())
@@ -251,19 +254,19 @@ def metrics(folder: Path) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_run_resumes_from_what_is_whole(tiny: Tiny, tmp_path: Path, lost: int) -> None:
-    """With the newest checkpoint damaged the run goes on from the one before, with both from the start: same result."""
-    run(tiny(), tmp_path / "calm")
+def test_run_resumes_from_the_newest_undamaged_checkpoint(tiny: Tiny, tmp_path: Path, lost: int) -> None:
+    """From the previous one if the newest is damaged, from the start if both are: the result is the same."""
+    run(tiny(), tmp_path / "straight")
     for place in unfinished(tmp_path / "r", tiny())[-lost:]:
         _flip(place / "block-000.safetensors")
     run(tiny(), tmp_path / "r", resume=True)
-    assert metrics(tmp_path / "calm") == metrics(tmp_path / "r")
-    states = [(tmp_path / name / "state.safetensors").read_bytes() for name in ("calm", "r")]
+    assert metrics(tmp_path / "straight") == metrics(tmp_path / "r")
+    states = [(tmp_path / name / "state.safetensors").read_bytes() for name in ("straight", "r")]
     assert states[0] == states[1]
 
 
 def test_run_refuses_a_checkpoint_of_another_run(tiny: Tiny, tmp_path: Path) -> None:
-    """Checkpoints that were swapped between two runs are noticed, and both folders stay as they were."""
+    """Checkpoints swapped between two runs are detected, and the folder stays unchanged."""
     place = unfinished(tmp_path / "r", tiny())[-1]
     shutil.rmtree(place)
     shutil.copytree(unfinished(tmp_path / "other", tiny(seed=1))[-1], place)

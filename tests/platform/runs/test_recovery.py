@@ -1,4 +1,4 @@
-"""Random deaths on Ray, many times: actors in thirty-six runs, drivers in ten, a whole machine in one."""
+"""Recovery on Ray after random kills: of actors in thirty-six runs, of drivers in ten, of a whole machine in one."""
 
 import json
 import os
@@ -34,23 +34,23 @@ SETTINGS: dict[str, Any] = {
 
 
 class Killer:
-    """Strikes at random moments of rounds, from a thread of its own."""
+    """Kill random actors at random moments of rounds, from another thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.random = random.Random(seed)
-        self.strikes, self.at_once = 1 + seed % 2, 1 + seed // 2 % 2
+        self.kills, self.at_once = 1 + seed % 2, 1 + seed // 2 % 2
         self.killed = 0
         self.timer: threading.Timer | None = None
         advance, killer = RayEngine.advance, self
 
-        def hunted(engine: RayEngine, round_: int) -> None:
-            if killer.killed < killer.strikes and killer.random.random() < 0.4:
+        def advance_under_attack(engine: RayEngine, round_: int) -> None:
+            if killer.killed < killer.kills and killer.random.random() < 0.4:
                 killer.killed += 1
                 victims = killer.random.sample(engine.pids(), killer.at_once)
                 threading.Timer(killer.random.uniform(0, 0.03), killer.kill, [victims]).start()
             advance(engine, round_)
 
-        monkeypatch.setattr(RayEngine, "advance", hunted)
+        monkeypatch.setattr(RayEngine, "advance", advance_under_attack)
 
     def kill(self, victims: list[int]) -> None:
         for pid in victims:
@@ -60,41 +60,43 @@ class Killer:
                 continue
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_killed_actors_leave_no_trace(
+@pytest.mark.parametrize(("algorithm", "topology"), [
+    pytest.param(algorithm, topology, marks=[] if (algorithm, topology) == ("c2dfb", "ring") else pytest.mark.slow)
+    for algorithm in ALGORITHMS for topology in TOPOLOGIES
+])
+def test_killed_actors_do_not_change_results(
     ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, topology: str
 ) -> None:
-    """Four runs per algorithm and topology, each with one or two strikes at one or both actors: all bit-identical."""
+    """Four runs per algorithm and topology, each with one or two kills of one or both actors: all bit-identical."""
     steps = {"name": algorithm, **ALGORITHMS[algorithm]}
     experiment = Experiment(**SETTINGS, algorithm=steps, topology={"name": topology})
-    calm = run(experiment, tmp_path / "calm")
+    undisturbed = run(experiment, tmp_path / "undisturbed")
     recoveries = 0
     for seed in SEEDS:
         with monkeypatch.context() as patch:
             Killer(patch, seed)
             hit = run(experiment, tmp_path / f"hit-{seed}")
         recoveries += len(hit.summary["recoveries"])
-        assert same(calm.folder, hit.folder), f"seed {seed}"
+        assert same(undisturbed.folder, hit.folder), f"seed {seed}"
     assert recoveries >= len(SEEDS)
 
 
 def alive(ray: Any) -> set[str]:
-    """Actors of any driver that have not been ended."""
+    """Return the actors of all drivers that are not dead."""
     return {key for key, actor in ray._private.state.actors().items() if actor["State"] != "DEAD"}
 
 
-def test_killed_drivers_leave_no_trace(ray: Any, same: Any, tmp_path: Path) -> None:
-    """Ten drivers killed with SIGKILL at random moments, each resumed: no actor is orphaned, all bits are the same."""
+@pytest.mark.parametrize("drivers", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_drivers_do_not_change_results(drivers: int, ray: Any, same: Any, tmp_path: Path) -> None:
+    """Drivers killed with SIGKILL at random moments and resumed: no actor is orphaned, all bits are the same."""
     experiment = Experiment(**{**SETTINGS, "rounds": 40}, algorithm={"name": "c2dfb"})
     (tmp_path / "e.yaml").write_text(experiment.to_yaml())
-    calm = run(experiment, tmp_path / "calm")
-    while placement._parked:
-        placement._parked.pop().leave()      # the drivers need the CPUs
+    undisturbed = run(experiment, tmp_path / "undisturbed")
+    placement.release_idle_actors()      # the drivers need the CPUs
     before = alive(ray)
     environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     pick, resumed = random.Random(0), 0
-    for number in range(10):
+    for number in range(drivers):
         folder = tmp_path / f"run-{number}"
         command = [BIN / "dbo", "run", "e.yaml", "tracking.uri=off", "--out", folder, "--quiet"]
         driver = subprocess.Popen(command, env=environment, cwd=tmp_path)
@@ -104,8 +106,8 @@ def test_killed_drivers_leave_no_trace(ray: Any, same: Any, tmp_path: Path) -> N
         unfinished = not (folder / "summary.json").exists()
         resumed += unfinished
         subprocess.run([*command, "--resume"], env=environment, cwd=tmp_path, check=True, timeout=120)
-        assert same(calm.folder, folder), f"driver {number}"
-    assert resumed >= 8, "the drivers were killed too late to prove anything"
+        assert same(undisturbed.folder, folder), f"driver {number}"
+    assert resumed >= 0.8 * drivers - 1, "the drivers were killed too late to prove anything"
     deadline = time.monotonic() + 20
     while alive(ray) - before:
         assert time.monotonic() < deadline, "an actor outlived its driver"
@@ -113,17 +115,17 @@ def test_killed_drivers_leave_no_trace(ray: Any, same: Any, tmp_path: Path) -> N
 
 
 def wait_for_line(file: Path, lines: int, driver: "subprocess.Popen[bytes]") -> None:
-    """Until so many evaluations are recorded."""
+    """Wait until so many evaluations are recorded."""
     while driver.poll() is None:
         if file.exists() and len(file.read_bytes().splitlines()) >= lines:
             return
         time.sleep(0.005)
 
 
-def test_an_own_cluster_ends_with_its_driver(tmp_path: Path) -> None:
-    """A driver with a cluster of its own, killed: no process of that cluster is left.
+def test_own_cluster_ends_with_its_driver(tmp_path: Path) -> None:
+    """No process is left of the cluster that a killed driver started for itself.
 
-    Most are gone within seconds; Ray's agents, if the GCS died before them, spend a fixed minute on telling it.
+    Most end within seconds; Ray's agents, if the GCS died before them, retry for a fixed minute.
     """
     (tmp_path / "e.yaml").write_text(Experiment(**{**SETTINGS, "rounds": 100_000}).to_yaml())
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
@@ -143,7 +145,7 @@ def test_an_own_cluster_ends_with_its_driver(tmp_path: Path) -> None:
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Processes that inherited the mark, by what they are."""
+    """Return the processes that inherited the mark, with their commands."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -161,9 +163,8 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 import ray
 from dbo.platform.config.experiment import Experiment
-from dbo.platform import seats
 from dbo.platform.engine.ray_engine import RayEngine
-from dbo.platform.engine.placement import waiting_room
+from dbo.platform.engine.placement import reuse_actors
 from dbo.platform.runs.runner import run
 
 settings, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
@@ -171,8 +172,8 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 machines = [cluster.add_node(num_cpus=1) for _ in range(2)]
 ray.init(address=cluster.address, log_to_driver=False)
 experiment = Experiment(**settings)
-calm = run(experiment, folder / "calm")
-begin, advance, seen = RayEngine._begin, RayEngine.advance, {}
+undisturbed = run(experiment, folder / "undisturbed")
+begin, advance, seen = RayEngine._start_actors, RayEngine.advance, {}
 
 def spread(engine):
     begin(engine)
@@ -184,17 +185,18 @@ def storm(engine, round_):
         cluster.remove_node(machines.pop(), allow_graceful=False)
     advance(engine, round_)
 
-RayEngine._begin, RayEngine.advance = spread, storm
+RayEngine._start_actors, RayEngine.advance = spread, storm
 hit = run(experiment, folder / "hit")
-told = {"machines": len(seen["machines"]), "recoveries": len(hit.summary["recoveries"])}
-(folder / "told.json").write_text(json.dumps(told))
+found = {"machines": len(seen["machines"]), "recoveries": len(hit.summary["recoveries"])}
+(folder / "found.json").write_text(json.dumps(found))
 ray.shutdown()
 cluster.shutdown()
 """
 
 
-def test_a_lost_machine_is_survived(same: Any, tmp_path: Path) -> None:
-    """Three machines (raylets) with an actor each, one lost in round 6: the run goes on with two, bit-identical."""
+@pytest.mark.slow
+def test_lost_machine_does_not_change_results(same: Any, tmp_path: Path) -> None:
+    """Three machines (raylets) with an actor each, one lost in round 6: the run continues on two, bit-identical."""
     settings = {**SETTINGS, "engine": {"name": "ray", "nodes_per_actor": 2, "placement_timeout": 10.0}}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment |= {
@@ -207,7 +209,7 @@ def test_a_lost_machine_is_survived(same: Any, tmp_path: Path) -> None:
         env=environment, capture_output=True, text=True, timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads((tmp_path / "told.json").read_bytes())
-    assert told["machines"] == 3
-    assert told["recoveries"] >= 1
-    assert same(tmp_path / "calm", tmp_path / "hit")
+    found = json.loads((tmp_path / "found.json").read_bytes())
+    assert found["machines"] == 3
+    assert found["recoveries"] >= 1
+    assert same(tmp_path / "undisturbed", tmp_path / "hit")

@@ -1,4 +1,4 @@
-"""Run folders at URLs: what lies there is true, nothing here is touched that is not the mirror."""
+"""Run folders at URLs: the URL is authoritative, and only the local mirror is changed."""
 
 import threading
 from pathlib import Path
@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from dbo.platform.cli import main
+from dbo.platform.cli import run as run_command
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.runs.remote import Storage
+from dbo.platform.runs.remote import RemoteFolder
 from dbo.platform.runs.run_folder import read_run
 from dbo.platform.runs.runner import run
 
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the URL leads; the working directory is another folder."""
+    """Return the folder behind the URL; the working directory is another one."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     return tmp_path / "bucket" / "run"
 
 
-def test_a_run_lands_at_its_url(there: Path, tiny: Any, same: Any, tmp_path: Path) -> None:
-    """The folder at the URL is the folder that a run with a path would have made."""
+def test_run_is_stored_at_its_url(there: Path, tiny: Any, same: Any, tmp_path: Path) -> None:
+    """The folder at the URL equals that of a run with a path."""
     run(tiny(), f"file://{there}")
     run(tiny(), tmp_path / "plain")
     assert same(there, tmp_path / "plain")
@@ -33,10 +33,10 @@ def test_a_run_lands_at_its_url(there: Path, tiny: Any, same: Any, tmp_path: Pat
     assert not [name for name in names if name.startswith(".")]
 
 
-def test_an_interrupted_repetition_loses_no_line(
+def test_interrupted_repetition_loses_no_line(
     there: Path, tiny: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finished, repeated, interrupted, resumed: what the first run left behind is not taken for the second's."""
+    """Finished, repeated, interrupted, resumed: files of the first run are not taken for those of the second."""
     experiment = tiny(rounds=12, checkpoint_every=3)
     run(experiment, f"file://{there}")
     original = LocalEngine.advance
@@ -57,13 +57,13 @@ def test_an_interrupted_repetition_loses_no_line(
 
 
 def test_a_second_run_on_one_machine_is_refused(there: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a run holds the mirror nobody else empties it."""
-    inside, go_on = threading.Event(), threading.Event()
+    """While a run locks the mirror no other process empties it."""
+    inside, proceed = threading.Event(), threading.Event()
     original = LocalEngine.advance
 
     def advance(engine: LocalEngine, number: int) -> None:
         inside.set()
-        go_on.wait(20)
+        proceed.wait(20)
         original(engine, number)
 
     monkeypatch.setattr(LocalEngine, "advance", advance)
@@ -72,53 +72,52 @@ def test_a_second_run_on_one_machine_is_refused(there: Path, tiny: Any, monkeypa
     assert inside.wait(20)
     with pytest.raises(InputError, match="in use by another run"):
         run(tiny(), f"file://{there}")
-    go_on.set()
+    proceed.set()
     first.join()
     assert read_run(there).summary["status"] == "finished"
 
 
 def test_fetching_removes_nothing(there: Path, tmp_path: Path) -> None:
-    """A folder that somebody fetches into keeps what it holds, whether or not there is anything to fetch."""
+    """The target folder keeps its files, whether or not there is anything to fetch."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    assert not Storage(f"file://{there}").fetch(mine)
+    assert not RemoteFolder(f"file://{there}").fetch(mine)
     there.mkdir(parents=True)
     (there / "metrics.jsonl").write_text("")
-    assert Storage(f"file://{there}").fetch(mine)
+    assert RemoteFolder(f"file://{there}").fetch(mine)
     assert (mine / "thesis.txt").read_text() == "years of work"
     assert (mine / "metrics.jsonl").exists()
 
 
 def test_names_that_point_outside_are_refused(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key such as run/../../escaped is not written outside of the mirror."""
-    storage = Storage(f"file://{there}")
+    remote = RemoteFolder(f"file://{there}")
     there.mkdir(parents=True)
-    monkeypatch.setattr(storage._files, "find", lambda root: [f"{root}/../../../escaped.txt"])
+    monkeypatch.setattr(remote._files, "find", lambda root: [f"{root}/../../../escaped.txt"])
     with pytest.raises(RunError, match="points outside"):
-        storage.pull()
+        remote.pull()
     assert not list(Path.cwd().rglob("escaped.txt"))
 
 
-def test_an_unknown_protocol_is_told(there: Path, tiny: Any) -> None:
-    """One line, before anything is run."""
+def test_unknown_protocol_is_refused(there: Path, tiny: Any) -> None:
+    """One line, before anything runs."""
     with pytest.raises(InputError, match="--out: nosuch://x cannot be used"):
         run(tiny(), "nosuch://x")
 
 
-def test_what_is_not_a_runs_stays_at_the_url(tiny: Any, there: Path) -> None:
-    """Hidden files and folders of somebody else are neither taken over nor removed."""
+def test_foreign_files_stay_at_the_url(tiny: Any, there: Path) -> None:
+    """Hidden files and folders are neither downloaded nor removed."""
     (there / ".git").mkdir(parents=True)
     (there / ".git" / "config").write_text("mine")
     run(tiny(), f"file://{there}")
     assert (there / ".git" / "config").read_text() == "mine"
 
 
-def test_what_is_made_of_a_run_is_at_its_url_too(
+def test_report_is_uploaded_to_the_url(
     dbo: Any, tiny_overrides: tuple[str, ...], there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report that follows a run: brought there, also after a second start that finds the run finished; nothing else
-    is sent again, nothing is removed."""
+    """Also after a second start that finds the run finished; nothing else is uploaded again or removed."""
     sent: list[str] = []
     put = LocalFileSystem.put_file
 
@@ -138,18 +137,18 @@ def test_what_is_made_of_a_run_is_at_its_url_too(
         (there / "report.html").unlink()
 
 
-def test_a_report_that_cannot_be_brought_is_told(
+def test_failed_upload_of_the_report_is_a_warning(
     dbo: Any, tiny_overrides: tuple[str, ...], there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is safe: a line, and exit 0."""
+    """The run itself is complete: one line, and exit 0."""
 
     def after(kind: str, folder: Path, quiet: bool) -> None:
-        monkeypatch.setattr(Storage, "push", away)
+        monkeypatch.setattr(RemoteFolder, "push", away)
 
-    def away(self: Storage) -> None:
+    def away(self: RemoteFolder) -> None:
         raise RunError("the bucket is away")
 
-    monkeypatch.setattr(main, "write_outputs", after)
+    monkeypatch.setattr(run_command, "write_outputs", after)
     done = dbo("run", *tiny_overrides, "--out", f"file://{there}", "--quiet")
     assert done.code == 0, done.err
-    assert "not with them: the bucket is away" in done.out
+    assert ": the bucket is away" in done.out

@@ -1,4 +1,4 @@
-"""What an earlier run left: a longer one goes on from it to the same bits as in one go, and nothing is lost."""
+"""Resume and extend runs: the results are bit-identical to a run without interruption, and nothing is lost."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,45 +12,51 @@ import pytest
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.runs.run_folder import CLOCKS, RunFolder, read_events, read_run
-from dbo.platform.runs import runner
+from dbo.platform.runs import progress, runner
+from dbo.platform.runs import resume as resume_module
+from dbo.platform.runs.checkpoints import Checkpoints
+from dbo.platform.runs.preparation import Prepared
+from dbo.platform.runs.provenance import collect_environment
+from dbo.platform.runs.result import NoCallback
+from dbo.platform.runs.run_folder import RunFolder, read_events, read_run
 from dbo.platform.runs.runner import run
+from dbo.platform.runs.schema import CLOCKS, Event
 
 Tiny = Callable[..., Experiment]
 
 
 def metrics(folder: Path) -> pd.DataFrame:
-    """What was measured, by round, without clocks."""
+    """Return the metrics of a run by round, without clocks."""
     return read_run(folder).history.drop(columns=list(CLOCKS)).set_index("round")
 
 
 def assert_same_state(first: Path, second: Path) -> None:
-    """To the last byte."""
+    """Compare final states byte by byte."""
     assert (first / "state.safetensors").read_bytes() == (second / "state.safetensors").read_bytes()
 
 
 @pytest.fixture
 def advanced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rounds that are run, one after the other."""
+    """Record the rounds that engines run."""
     rounds: list[int] = []
     advance = LocalEngine.advance
 
-    def noting(self: LocalEngine, round_: int) -> None:
+    def recording(self: LocalEngine, round_: int) -> None:
         rounds.append(round_)
         advance(self, round_)
 
-    monkeypatch.setattr(LocalEngine, "advance", noting)
+    monkeypatch.setattr(LocalEngine, "advance", recording)
     return rounds
 
 
 def files(folder: Path) -> dict[Path, bytes]:
-    """All that a folder holds."""
+    """Return all files of a folder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextmanager
-def dying(monkeypatch: pytest.MonkeyPatch, in_round: int) -> Iterator[None]:
-    """The run ends in the middle of this round, as by a key."""
+def interrupt(monkeypatch: pytest.MonkeyPatch, in_round: int) -> Iterator[None]:
+    """Interrupt the run in this round, as Ctrl-C does."""
     advance = LocalEngine.advance
 
     def interrupted(self: LocalEngine, round_: int) -> None:
@@ -65,15 +71,15 @@ def dying(monkeypatch: pytest.MonkeyPatch, in_round: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("eval_every", [1, 4])
-def test_a_longer_run_goes_on_from_a_shorter_one(
+def test_extended_run_equals_a_straight_run(
     tiny: Tiny, tmp_path: Path, eval_every: int, advanced: list[int]
 ) -> None:
-    """The same bits as the straight run, one evaluation more at the shorter one's end, which itself stays as it was."""
+    """Same bits, one evaluation more at the end of the shorter run, whose folder stays unchanged."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     run(tiny(rounds=6, eval_every=eval_every), a)
     before = files(a)
     longer = run(tiny(rounds=11, eval_every=eval_every), b, start_from=a)
-    assert advanced == list(range(1, 12))                  # none twice
+    assert advanced == list(range(1, 12))                  # no round runs twice
     assert files(a) == before
     straight = run(tiny(rounds=11, eval_every=eval_every), c)
     assert (longer.summary["rounds"], longer.summary["run_key"]) == (11, straight.summary["run_key"])
@@ -81,20 +87,22 @@ def test_a_longer_run_goes_on_from_a_shorter_one(
     assert set(metrics(b).index) == set(metrics(c).index) | {6}
     pd.testing.assert_frame_equal(metrics(b).loc[metrics(c).index], metrics(c), check_exact=True)
     assert_same_state(b, c)
-    again = run(tiny(rounds=11, eval_every=eval_every), b, start_from=a)      # the same command: nothing to do
+    again = run(tiny(rounds=11, eval_every=eval_every), b, start_from=a)      # repeat the command
     assert again.summary == longer.summary
 
 
 @pytest.mark.parametrize("repeated", ["resume", "start_from"])
-def test_death_on_the_way(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: str) -> None:
-    """Before the first new checkpoint: what goes on knows the shorter run's as its own."""
+def test_extended_run_resumes_after_an_interruption(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: str
+) -> None:
+    """Interrupted before its first own checkpoint, it resumes from the copied one."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     run(tiny(rounds=6, checkpoint_every=6), a)
     longer = tiny(rounds=11, checkpoint_every=6)
     run(longer, c)
-    with dying(monkeypatch, in_round=8):
+    with interrupt(monkeypatch, in_round=8):
         run(longer, b, start_from=a)
-    with pytest.raises(InputError, match="an unfinished run of this experiment; --resume goes on with it"):
+    with pytest.raises(InputError, match="an unfinished run of this experiment; --resume continues it"):
         run(longer, b)
     if repeated == "resume":
         run(longer, b, resume=True)
@@ -104,12 +112,12 @@ def test_death_on_the_way(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.Monkey
     assert_same_state(b, c)
 
 
-def test_a_run_that_broke_off_will_do(
+def test_interrupted_run_can_be_extended(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advanced: list[int]
 ) -> None:
-    """The shorter one need not have finished its own rounds."""
+    """The shorter run need not have finished its own rounds."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    with dying(monkeypatch, in_round=5):
+    with interrupt(monkeypatch, in_round=5):
         run(tiny(rounds=6, checkpoint_every=2), a)
     run(tiny(rounds=9, checkpoint_every=2), b, start_from=a)
     assert advanced == list(range(1, 10))
@@ -118,14 +126,14 @@ def test_a_run_that_broke_off_will_do(
     assert_same_state(b, c)
 
 
-def test_what_cannot_be_gone_on_from(tiny: Tiny, tmp_path: Path) -> None:
-    """Each with its reason; nothing is written, and the shorter run stays as it was."""
+def test_extension_is_refused_with_a_reason(tiny: Tiny, tmp_path: Path) -> None:
+    """Nothing is written, and the shorter run stays unchanged."""
     a, b = tmp_path / "a", tmp_path / "b"
     run(tiny(rounds=6), a)
     before = files(a)
 
-    def refused(told: str, start_from: str | Path = a, out: Path = b, **changes: Any) -> None:
-        with pytest.raises(InputError, match=told):
+    def refused(message: str, start_from: str | Path = a, out: Path = b, **changes: Any) -> None:
+        with pytest.raises(InputError, match=message):
             run(tiny(**{"rounds": 9, **changes}), out, start_from=start_from)
 
     refused("--from: .* holds no run", start_from=tmp_path / "nowhere")
@@ -137,34 +145,34 @@ def test_what_cannot_be_gone_on_from(tiny: Tiny, tmp_path: Path) -> None:
     refused("rounds: .* holds 6 rounds of this experiment, not 4; choose another folder$", out=a, rounds=4)
     assert files(a) == before
     shutil.rmtree(a / "checkpoints")
-    refused("--from: .* has no checkpoint to go on from")
+    refused("--from: .* has no checkpoint to resume from")
     assert not b.exists()
 
 
-def test_a_run_in_use_is_left_alone(tiny: Tiny, tmp_path: Path) -> None:
-    """Its checkpoints come and go."""
+def test_locked_run_cannot_be_extended(tiny: Tiny, tmp_path: Path) -> None:
+    """A running run replaces its checkpoints."""
     a = tmp_path / "a"
     run(tiny(rounds=6), a)
-    held = RunFolder(a)
-    held.acquire()
+    locked = RunFolder(a)
+    locked.acquire()
     try:
         with pytest.raises(InputError, match=r"--from: .* is in use by another run"):
             run(tiny(rounds=9), tmp_path / "b", start_from=a)
     finally:
-        held.release()
+        locked.release()
 
 
-def test_other_data_are_not_gone_on_with(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint knows the data that it was made on."""
+def test_run_on_other_data_is_not_extended(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint stores the digest of its data."""
     run(tiny(rounds=6), tmp_path / "a")
-    monkeypatch.setattr("dbo.platform.runs.runner._data", lambda prepared: "another digest")
+    monkeypatch.setattr(Prepared, "data_digest", "another digest")
     with pytest.raises(InputError, match=r"data_dir: .* holds a run on other data"):
         run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a")
     assert not (tmp_path / "b").exists()
 
 
-def test_a_failure_before_the_first_evaluation_keeps_nobody_out(tiny: Tiny, tmp_path: Path) -> None:
-    """A plugin is mended and started again into the same folder, without a word about another experiment."""
+def test_folder_of_a_run_that_failed_at_the_start_is_reused(tiny: Tiny, tmp_path: Path) -> None:
+    """A plugin that raised is fixed and run again into the same folder, though the run key differs."""
     plugin = tmp_path / "mine.py"
     example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "gossip_penalty.py"
     good = example.read_text(encoding="utf-8")
@@ -183,17 +191,17 @@ def test_a_failure_before_the_first_evaluation_keeps_nobody_out(tiny: Tiny, tmp_
 def test_another_graph_of_the_same_name_is_another_experiment(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unfinished run on one edges file is not taken for one on another file that is called the same."""
+    """An unfinished run on one edges file is not resumed on another file of the same name."""
     ring, star = tmp_path / "a" / "edges.txt", tmp_path / "b" / "edges.txt"
     for file, edges in ((ring, "0 1\n1 2\n2 3\n3 0\n"), (star, "0 1\n0 2\n0 3\n")):
         file.parent.mkdir()
         file.write_text(edges)
-    with dying(monkeypatch, in_round=1):
+    with interrupt(monkeypatch, in_round=1):
         run(tiny(topology={"name": "edges", "file": str(ring)}), tmp_path / "r")
     with pytest.raises(InputError, match="the run of another experiment"):
         run(tiny(topology={"name": "edges", "file": str(star)}), tmp_path / "r", resume=True)
-    moved = ring.rename(tmp_path / "edges.txt")
-    assert run(tiny(topology={"name": "edges", "file": str(moved)}), tmp_path / "r", resume=True).status == "finished"
+    renamed = ring.rename(tmp_path / "edges.txt")
+    assert run(tiny(topology={"name": "edges", "file": str(renamed)}), tmp_path / "r", resume=True).status == "finished"
 
 
 def damage_a_line(folder: Path) -> None:
@@ -213,48 +221,48 @@ def flip_a_checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (damage_a_line, r"a/metrics\.jsonl: line 2 is damaged"),
-        (change_a_number, r"--from: .*a has no checkpoint to go on from: round 6: metrics\.jsonl or nodes\.jsonl"),
-        (lambda folder: (folder / "nodes.jsonl").unlink(), "--from: .*a has no checkpoint to go on from: round 6"),
-        (lambda folder: (folder / "metrics.jsonl").unlink(), "--from: .*a has no checkpoint to go on from: round 6"),
-        (flip_a_checkpoint, "--from: .*a has no checkpoint to go on from: .*does not match its checksum"),
+        (change_a_number, r"--from: .*a has no checkpoint to resume from: round 6: metrics\.jsonl or nodes\.jsonl"),
+        (lambda folder: (folder / "nodes.jsonl").unlink(), "--from: .*a has no checkpoint to resume from: round 6"),
+        (lambda folder: (folder / "metrics.jsonl").unlink(), "--from: .*a has no checkpoint to resume from: round 6"),
+        (flip_a_checkpoint, "--from: .*a has no checkpoint to resume from: .*does not match its checksum"),
     ],
 )
-def test_a_damaged_run_is_not_gone_on_from(
-    tiny: Tiny, tmp_path: Path, damage: Callable[[Path], None], told: str
+def test_damaged_run_is_not_extended(
+    tiny: Tiny, tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
-    """The line names what is wrong there; nothing is written, and nothing is silently started from round 0."""
+    """The error names the damage; nothing is written, and no run starts silently from round 0."""
     run(tiny(rounds=6), tmp_path / "a")
     damage(tmp_path / "a")
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a")
     assert not (tmp_path / "b").exists()
 
 
-def test_what_is_refused_at_the_start_leaves_nothing(
+def test_engine_that_refuses_to_start_leaves_no_folder(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster that cannot be reached, say: the shorter run has not been taken over yet."""
+    """A cluster that cannot be reached: the shorter run has not been copied yet."""
     run(tiny(rounds=6), tmp_path / "a")
     longer = tiny(rounds=9)
 
-    def refusing(work: Any) -> Any:
-        raise InputError("engine.address: nobody answers")
+    def refuse(settings: Any, spec: Any) -> Any:
+        raise InputError("engine.address: cannot be reached")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "start_engine", lambda settings, work: refusing(work))
-        with pytest.raises(InputError, match="nobody answers"):
+        patch.setattr(runner, "start_engine", refuse)
+        with pytest.raises(InputError, match="cannot be reached"):
             run(longer, tmp_path / "b", start_from=tmp_path / "a")
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("cut", ["copy_records", "rewind"])
-def test_death_while_taking_over(
+@pytest.mark.parametrize("cut", ["copy_records", "rollback"])
+def test_interrupted_copy_is_repeated(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str, advanced: list[int]
 ) -> None:
-    """The same command again takes over what is still missing, and no round is run twice."""
+    """The same command copies what is missing, and no round runs twice."""
     a, b = tmp_path / "a", tmp_path / "b"
     run(tiny(rounds=6), a)
 
@@ -269,14 +277,14 @@ def test_death_while_taking_over(
         run(tiny(rounds=9, seed=3), b)
     assert run(tiny(rounds=9), b, start_from=a).status == "finished"
     assert advanced == list(range(1, 10))
-    told = [event for event in read_events(b / "events.jsonl") if event["kind"] == "continued"]
-    assert (told[-1]["source"], told[-1]["after_round"]) == (str(a), 6)
+    events = [event for event in read_events(b / "events.jsonl") if event.kind == "continued"]
+    assert (events[-1].source, events[-1].after_round) == (str(a), 6)
 
 
-def test_a_source_that_changes_meanwhile_is_not_taken_over(
+def test_source_that_changes_during_the_copy_is_refused(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its records go while processes are started: the run fails instead of losing them, and can be started again."""
+    """Its records disappear while the engine starts: the run fails instead of losing them, and can be repeated."""
     run(tiny(rounds=6), tmp_path / "a")
     kept = (tmp_path / "a" / "metrics.jsonl").read_bytes()
     copy = RunFolder.copy_records
@@ -293,8 +301,10 @@ def test_a_source_that_changes_meanwhile_is_not_taken_over(
     assert list(run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a").history["round"]) == list(range(10))
 
 
-def test_a_start_that_failed_is_no_run_to_keep(tiny: Tiny, tmp_path: Path, advanced: list[int]) -> None:
-    """--from is heard where the folder holds no more than word of a failure at the start."""
+def test_extension_replaces_a_run_that_failed_at_the_start(
+    tiny: Tiny, tmp_path: Path, advanced: list[int]
+) -> None:
+    """--from works in a folder that holds nothing but the record of a failed start."""
     run(tiny(rounds=6), tmp_path / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "experiment.yaml").write_text("{}")
@@ -302,20 +312,20 @@ def test_a_start_that_failed_is_no_run_to_keep(tiny: Tiny, tmp_path: Path, advan
     (tmp_path / "b" / "events.jsonl").write_text('{"timestamp": 1.0, "kind": "ended", "status": "failed"}\n')
     assert run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a").status == "finished"
     assert advanced == list(range(1, 10))
-    told = [event["kind"] for event in read_events(tmp_path / "b" / "events.jsonl")]
-    assert told == ["continued", "started", "ended"]              # nothing is left of the failure
+    kinds = [event.kind for event in read_events(tmp_path / "b" / "events.jsonl")]
+    assert kinds == ["continued", "started", "ended"]              # without the failure
 
 
-def test_somebody_s_own_file_is_kept(tiny: Tiny, tmp_path: Path) -> None:
-    """An experiment.yaml that no run has written is not replaced by its resolved form."""
+def test_experiment_file_of_a_user_is_kept(tiny: Tiny, tmp_path: Path) -> None:
+    """An experiment.yaml that no run wrote is not replaced by its resolved form."""
     (tmp_path / "experiment.yaml").write_text("rounds: 6   # mine\n")
     with pytest.raises(InputError, match="choose another folder"):
         run(tiny(), tmp_path)
     assert "# mine" in (tmp_path / "experiment.yaml").read_text()
 
 
-def test_a_start_that_told_nothing_keeps_nobody_out(tiny: Tiny, tmp_path: Path) -> None:
-    """Death between the folder's first files and the first event."""
+def test_folder_without_any_event_is_reused(tiny: Tiny, tmp_path: Path) -> None:
+    """The process died between the first files and the first event."""
     run(tiny(seed=1), tmp_path / "other")
     (tmp_path / "r").mkdir()
     for file in ("network.json", "experiment.yaml"):
@@ -326,7 +336,7 @@ def test_a_start_that_told_nothing_keeps_nobody_out(tiny: Tiny, tmp_path: Path) 
 def test_another_plugin_of_the_same_name_is_another_experiment(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unfinished run is known by its key, not by what its files are called: it is not cleared for another."""
+    """Run keys identify an unfinished run, not file names: it is not cleared for another one."""
     example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "gossip_penalty.py"
     for folder, factor in (("one", ""), ("two", "2 * ")):
         (tmp_path / folder).mkdir()
@@ -339,7 +349,7 @@ def test_another_plugin_of_the_same_name_is_another_experiment(
         monkeypatch.setattr("dbo.algorithms.registry._BUILT_IN", ())
         return tiny(plugins=[str(tmp_path / folder / "mine.py")], algorithm={"name": "gossip_penalty"})
 
-    with dying(monkeypatch, in_round=1):
+    with interrupt(monkeypatch, in_round=1):
         run(made("one"), tmp_path / "r")
     before = files(tmp_path / "r")
     for resume in (False, True):
@@ -348,8 +358,8 @@ def test_another_plugin_of_the_same_name_is_another_experiment(
     assert files(tmp_path / "r") == before
 
 
-def test_only_what_can_be_done_is_advised(dbo: Any, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
-    """`dbo compare` knows no --from; a run at a URL is told by its URL, and cannot be gone on from there."""
+def test_advice_names_only_available_options(dbo: Any, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """`dbo compare` has no --from; a run at a URL is named by its URL and cannot be extended."""
     keys = [key for key in tiny_overrides if not key.startswith(("algorithm", "rounds"))]
     compare = ("compare", *keys, "--algorithms", "sldbo", "--out", tmp_path / "c")
     assert dbo(*compare, "rounds=2").code == 0
@@ -362,3 +372,187 @@ def test_only_what_can_be_done_is_advised(dbo: Any, tiny_overrides: tuple[str, .
     done = dbo(*with_url, "rounds=4")
     assert done.code == 2
     assert f"rounds: {url} holds 2 rounds of this experiment, not 4; choose another folder\n" in done.err
+
+
+# ---- changed environment and code ------------------------------------------------------------------------------------
+
+
+class Notices(NoCallback):
+    """Collect the notices of a run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_notice(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def change_environment(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Pretend that NumPy has been upgraded; return the difference that is reported."""
+    old = collect_environment()
+    for module in (resume_module, progress, runner):
+        monkeypatch.setattr(module, "collect_environment", lambda: {**old, "numpy": "99.0"})
+    return f"numpy {old['numpy']} → 99.0"
+
+
+def write_plugin(folder: Path, factor: str = "") -> Path:
+    """Write the example algorithm of the documentation, with another step size if a factor is given."""
+    example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "gossip_penalty.py"
+    text = example.read_text(encoding="utf-8").replace("st.x - cfg.step", f"st.x - {factor}cfg.step")
+    (folder / "mine.py").write_text(text)
+    return folder / "mine.py"
+
+
+def events(folder: Path, kind: str) -> list[Event]:
+    return [event for event in read_events(folder / "events.jsonl") if event.kind == kind]
+
+
+def test_started_event_records_the_environment(tiny: Tiny, tmp_path: Path) -> None:
+    """Versions, BLAS, processor; the run key does not depend on them."""
+    run(tiny(), tmp_path / "r")
+    (started,) = events(tmp_path / "r", "started")
+    assert started.environment == collect_environment()
+    assert "environment" not in (tmp_path / "r" / "experiment.yaml").read_text()
+
+
+@pytest.mark.parametrize("how", ["resume", "start_from"])
+def test_changed_environment_is_refused(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """One line names what differs, and nothing is written; with `allow_changed_code` it is recorded instead."""
+    a, b = tmp_path / "a", tmp_path / "a" if how == "resume" else tmp_path / "b"
+    rounds = 6 if how == "resume" else 9
+    with interrupt(monkeypatch, in_round=5):
+        run(tiny(rounds=6), a)
+    options: dict[str, Any] = {"resume": True} if how == "resume" else {"start_from": a}
+    difference, before = change_environment(monkeypatch), files(tmp_path)
+    with pytest.raises(InputError) as error:
+        run(tiny(rounds=rounds), b, **options)
+    assert str(error.value).startswith(f"environment: {difference}; ")
+    assert files(tmp_path) == before
+    notices = Notices()
+    assert run(tiny(rounds=rounds), b, **options, allow_changed_code=True, callback=notices).status == "finished"
+    (changed,) = events(b, "environment_changed")
+    assert (changed.differences, changed.after_round) == (difference, 4)
+    assert f"the environment has changed: {difference}" in notices.texts
+    assert events(b, "started")[-1].environment["numpy"] == "99.0"
+    run(tiny(rounds=rounds), tmp_path / "straight")
+    assert_same_state(b, tmp_path / "straight")
+
+
+def test_changed_environment_does_not_concern_a_finished_run(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is returned as it is: nothing is computed."""
+    run(tiny(), tmp_path / "r")
+    change_environment(monkeypatch)
+    notices = Notices()
+    assert run(tiny(), tmp_path / "r", resume=True, callback=notices).status == "finished"
+    assert notices.texts == ["c2dfb: already finished, nothing to do"]
+
+
+def test_checkpoint_without_an_environment_is_accepted_with_a_notice(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints of older versions have none."""
+    save = Checkpoints.save
+
+    def save_as_before(self: Checkpoints, round_: int, blocks: Any, stored: dict[str, Any]) -> None:
+        save(self, round_, blocks, {key: value for key, value in stored.items() if key != "environment"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save_as_before)
+        with interrupt(patch, in_round=5):
+            run(tiny(), tmp_path / "r")
+    notices = Notices()
+    assert run(tiny(), tmp_path / "r", resume=True, callback=notices).status == "finished"
+    assert any("does not record its environment" in text for text in notices.texts)
+    assert events(tmp_path / "r", "environment_changed") == []
+
+
+@pytest.mark.parametrize("how", ["resume", "start_from"])
+def test_changed_code_is_resumed_only_if_allowed(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The same experiment with an edited plugin: refused, or resumed from the old checkpoint and recorded."""
+    plugin = write_plugin(tmp_path)
+
+    def build(rounds: int = 6) -> Experiment:
+        return tiny(rounds=rounds, plugins=[str(plugin)], algorithm={"name": "gossip_penalty"})
+
+    a, b = tmp_path / "a", tmp_path / "a" if how == "resume" else tmp_path / "b"
+    old = build(6 if how == "resume" else 4)
+    if how == "resume":
+        with interrupt(monkeypatch, in_round=5):
+            run(old, a)
+    else:
+        run(old, a)
+    write_plugin(tmp_path, "2 * ")
+    new, before = build(), files(a)
+    options: dict[str, Any] = {"resume": True} if how == "resume" else {"start_from": a}
+    with pytest.raises(InputError, match="run with other code"):
+        run(new, b, **options)
+    assert files(a) == before
+    notices = Notices()
+    assert run(new, b, **options, allow_changed_code=True, callback=notices).status == "finished"
+    (changed,) = events(b, "code_changed")
+    assert (changed.previous_run_key, changed.run_key, changed.after_round) == (old.run_key, new.run_key, 4)
+    assert any("the code has changed" in text for text in notices.texts)
+    assert RunFolder(b).run_key() == new.run_key
+    assert list(read_run(b).history["round"]) == list(range(7))
+    assert run(new, b, resume=True).status == "finished"         # from now on it is a run of the new code
+
+
+def test_changed_code_is_resumed_twice(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted again before its first new checkpoint, the run still has only one of the old code."""
+    plugin = write_plugin(tmp_path)
+
+    def build() -> Experiment:
+        return tiny(plugins=[str(plugin)], algorithm={"name": "gossip_penalty"})
+
+    with interrupt(monkeypatch, in_round=4):
+        run(build(), tmp_path / "r")
+    write_plugin(tmp_path, "2 * ")
+    with interrupt(monkeypatch, in_round=4):
+        run(build(), tmp_path / "r", resume=True, allow_changed_code=True)
+    with pytest.raises(InputError, match="or to other code"):
+        run(build(), tmp_path / "r", resume=True)
+    assert run(build(), tmp_path / "r", resume=True, allow_changed_code=True).status == "finished"
+
+
+def test_other_experiment_is_refused_although_changed_code_is_allowed(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another seed, other rounds, or another graph in the same file are no changes of code."""
+    edges = tmp_path / "edges.txt"
+    edges.write_text("0 1\n1 2\n2 3\n3 0\n")
+    topology = {"name": "edges", "file": str(edges)}
+    with interrupt(monkeypatch, in_round=5):
+        run(tiny(topology=topology), tmp_path / "r")
+    before = files(tmp_path / "r")
+
+    def refused(message: str, **changes: Any) -> None:
+        with pytest.raises(InputError, match=message):
+            run(tiny(**{"topology": topology, **changes}), tmp_path / "r", resume=True, allow_changed_code=True)
+
+    refused("the run of another experiment", seed=5)
+    refused("holds 6 rounds of this experiment, not 9", rounds=9)
+    edges.write_text("0 1\n0 2\n0 3\n")
+    refused("topology: .* holds a run on another graph")
+    assert files(tmp_path / "r") == before
+
+
+def test_changed_code_is_allowed_on_the_command_line(
+    dbo: Any, tiny_overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 2 and one line without --allow-changed-code, which the line names."""
+    command = ("run", *tiny_overrides, "--out", str(tmp_path / "r"), "--quiet", "--resume")
+    with monkeypatch.context() as patch, interrupt(patch, in_round=5):
+        run(Experiment.read(None, tiny_overrides), tmp_path / "r")
+    difference = change_environment(monkeypatch)
+    done = dbo(*command)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"environment: {difference}" in done.err
+    assert "--allow-changed-code" in done.err
+    assert dbo(*command, "--allow-changed-code").code == 0
+    assert events(tmp_path / "r", "environment_changed")[0].differences == difference

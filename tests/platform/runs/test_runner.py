@@ -1,4 +1,4 @@
-"""A run from experiment to folder: what is written, that it is the same every time, how it ends if it goes wrong."""
+"""Runs: the files they write, that results are the same every time, and how failures end."""
 
 import json
 import os
@@ -21,8 +21,10 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.checkpoints import Checkpoints
-from dbo.platform.runs.run_folder import CLOCKS, COLUMNS, read_metrics, read_run
+from dbo.platform.runs.preparation import Prepared
+from dbo.platform.runs.run_folder import read_metrics, read_run
 from dbo.platform.runs.runner import run
+from dbo.platform.runs.schema import CLOCKS, COLUMNS
 
 Tiny = Callable[..., Experiment]
 Command = Callable[..., Any]
@@ -60,7 +62,7 @@ async def raises(st, shard, cfg):
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without their clocks."""
+    """Return the metrics without their clocks."""
     return [{k: v for k, v in record.items() if k not in CLOCKS} for record in read_metrics(folder / "metrics.jsonl")]
 
 
@@ -77,7 +79,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 @pytest.fixture
 def raises(tmp_path: Path) -> str:
-    """A plugin with an algorithm that raises."""
+    """Return a plugin whose algorithm raises."""
     file = tmp_path / "raises.py"
     file.write_text(RAISES)
     return str(file)
@@ -87,7 +89,7 @@ def raises(tmp_path: Path) -> str:
 
 
 def test_folder_holds_exactly_the_public_files(tiny: Tiny, tmp_path: Path) -> None:
-    """The five of the public face, and the three for those who look at runs; nothing else, hidden or not."""
+    """The documented files and nothing else, hidden or not."""
     run(tiny(), tmp_path / "r")
     expected = [
         "checkpoints", "events.jsonl", "experiment.yaml", "metrics.jsonl", "network.json", "nodes.jsonl",
@@ -123,7 +125,7 @@ def test_every_line_has_every_column(tiny: Tiny, tmp_path: Path, task: dict[str,
 
 
 def test_experiment_file_repeats_the_run(tiny: Tiny, tmp_path: Path) -> None:
-    """What lies in the folder is enough to do the same again."""
+    """The recorded experiment alone reproduces the run."""
     run(tiny(), tmp_path / "a")
     run(Experiment.read(tmp_path / "a" / "experiment.yaml"), tmp_path / "b")
     assert_same_run(tmp_path / "a", tmp_path / "b")
@@ -133,43 +135,43 @@ def test_experiment_file_repeats_the_run(tiny: Tiny, tmp_path: Path) -> None:
 def test_summary_and_state(tiny: Tiny, tmp_path: Path) -> None:
     """Status, final metrics, targets with rounds, bytes and seconds, recoveries; x, y and z with a row per node."""
     result = run(tiny(), tmp_path / "r")
-    told = summary(tmp_path / "r")
-    assert told == result.summary
-    assert (told["status"], told["rounds"], told["recoveries"]) == ("finished", 6, [])
-    assert told["final"] == read_metrics(tmp_path / "r" / "metrics.jsonl")[-1]
-    assert set(told["targets"].values()) == {None}
+    recorded = summary(tmp_path / "r")
+    assert recorded == result.summary
+    assert (recorded["status"], recorded["rounds"], recorded["recoveries"]) == ("finished", 6, [])
+    assert recorded["final"] == read_metrics(tmp_path / "r" / "metrics.jsonl")[-1]
+    assert set(recorded["targets"].values()) == {None}
     state = load_file(tmp_path / "r" / "state.safetensors")
     assert {name: rows.shape for name, rows in state.items()} == {"x": (4, 4), "y": (4, 8), "z": (4, 8)}
     assert all(rows.dtype == np.float64 for rows in state.values())
 
 
-def test_targets_are_told_with_their_price(tiny: Tiny, tmp_path: Path) -> None:
-    """The first round at an accuracy, with the bytes and seconds until then."""
+def test_summary_has_the_cost_of_targets(tiny: Tiny, tmp_path: Path) -> None:
+    """The first round at an accuracy, with the bytes and seconds up to it."""
     task = {"name": "coefficient_tuning", "test_fraction": 0.5}
     algorithm = {"name": "c2dfb", "inner_steps": 5, "eta_in": 1.0, "eta_out": 0.1}
     result = run(tiny(task=task, rounds=4, algorithm=algorithm), tmp_path / "r")
-    hit = result.summary["targets"]["test_accuracy=0.5"]
+    cost = result.summary["targets"]["test_accuracy=0.5"]
     row = result.history[result.history["test_accuracy"] >= 0.5].iloc[0]
-    assert {key: row[key] for key in hit} == hit
-    assert {"round", "bytes_links", "seconds"} <= set(hit)
+    assert {key: row[key] for key in cost} == cost
+    assert {"round", "bytes_links", "seconds"} <= set(cost)
 
 
 @pytest.mark.parametrize(("rounds", "every", "expected"), [(6, 4, [0, 4, 6]), (6, 3, [0, 3, 6]), (3, 100, [0, 3])])
 def test_eval_every_is_honoured(tiny: Tiny, tmp_path: Path, rounds: int, every: int, expected: list[int]) -> None:
-    """The start, every so many rounds, and always the last."""
+    """The start, every n-th round, and always the last one."""
     result = run(tiny(rounds=rounds, eval_every=every), tmp_path / "r")
     assert result.history["round"].tolist() == expected
 
 
 @pytest.mark.parametrize(("every", "expected"), [(2, [4, 6]), (4, [4, 6]), (100, [6]), (1, [5, 6])])
 def test_checkpoint_every_is_honoured(tiny: Tiny, tmp_path: Path, every: int, expected: list[int]) -> None:
-    """Every so many rounds and after the last, of which the last two are kept."""
+    """Every n-th round and after the last one; the last two are kept."""
     run(tiny(checkpoint_every=every), tmp_path / "r")
     assert sorted(os.listdir(tmp_path / "r" / "checkpoints")) == [f"round-{round_:08d}" for round_ in expected]
 
 
-def test_how_often_is_looked_changes_nothing(tiny: Tiny, tmp_path: Path) -> None:
-    """Evaluations and checkpoints are no part of the mathematics: oracle counters and state are the same."""
+def test_evaluations_and_checkpoints_do_not_change_results(tiny: Tiny, tmp_path: Path) -> None:
+    """Oracle counters and state do not depend on how often a run is evaluated or saved."""
     often = run(tiny(eval_every=1, checkpoint_every=1), tmp_path / "a")
     seldom = run(tiny(eval_every=6, checkpoint_every=6), tmp_path / "b")
     for name, rows in often.state.items():
@@ -178,7 +180,7 @@ def test_how_often_is_looked_changes_nothing(tiny: Tiny, tmp_path: Path) -> None
 
 
 def test_python_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines of the public documentation: a table with the public columns, and x as (nodes, dim)."""
+    """The documented interface: a table with the public columns, and x as (nodes, dim)."""
     monkeypatch.chdir(tmp_path)
     result = run(Experiment(rounds=1, algorithm={"name": "madsbo", "inner_steps": 1, "higp_steps": 1}))
     assert set(COLUMNS) <= set(result.history.columns)
@@ -192,7 +194,7 @@ def test_python_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", [name for name, kind in algorithms().items() if kind.single_machine])
 def test_single_machine_algorithms_run(tiny: Tiny, tmp_path: Path, name: str) -> None:
-    """A reference on one machine has one row, says nothing, and is evaluated on the same problem."""
+    """A reference on one machine has one row, sends nothing, and is evaluated on the same problem."""
     result = run(tiny(algorithm={"name": name}, topology={"name": "star"}), tmp_path / "r")
     assert result.status == "finished"
     assert result.state["x"].shape == (1, 4)
@@ -211,7 +213,7 @@ def test_tiny_networks_run(tiny: Tiny, tmp_path: Path, nodes: int) -> None:
 
 @pytest.mark.parametrize("name", algorithms())
 def test_twice_is_the_same(tiny: Tiny, tmp_path: Path, name: str) -> None:
-    """Every algorithm: all values but the clocks, and every byte of the state, are the same in a second run."""
+    """A second run has the same values except for clocks, and the same state byte by byte."""
     experiment = tiny(algorithm={"name": name}, rounds=2)
     run(experiment, tmp_path / "a")
     run(experiment, tmp_path / "b")
@@ -222,8 +224,8 @@ def test_twice_is_the_same(tiny: Tiny, tmp_path: Path, name: str) -> None:
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_random_compression_is_repeated_and_resumed(tiny: Tiny, tmp_path: Path) -> None:
-    """Draws are keyed by round: a run that is cut in the middle draws what the straight one drew."""
+def test_random_compression_is_bit_identical_after_resume(tiny: Tiny, tmp_path: Path) -> None:
+    """Random numbers are keyed by round: a resumed run draws those of the straight run."""
     algorithm = {"name": "c2dfb", "inner_steps": 2, "eta_in": 0.3, "eta_out": 0.1, "compressor": {"name": "rand_k"}}
     experiment = tiny(algorithm=algorithm)
     run(experiment, tmp_path / "a")
@@ -234,7 +236,7 @@ def test_random_compression_is_repeated_and_resumed(tiny: Tiny, tmp_path: Path) 
 
 
 def _cut(folder: Path, after: int) -> None:
-    """As if the process had died some time after the checkpoint of round `after`."""
+    """Restore the folder to that of a process that died after the checkpoint of round `after`."""
     for place in (folder / "checkpoints").iterdir():
         if int(place.name.removeprefix("round-")) > after:
             for file in place.iterdir():
@@ -245,8 +247,8 @@ def _cut(folder: Path, after: int) -> None:
 
 
 @pytest.mark.parametrize("tail", ["", '{"round": 6, "sec', "\0\0\0"])
-def test_resume_after_a_death_in_the_middle_of_a_line(tiny: Tiny, tmp_path: Path, tail: str) -> None:
-    """Lines after the checkpoint, whole or cut off, are written again and not twice."""
+def test_resume_after_a_partly_written_line(tiny: Tiny, tmp_path: Path, tail: str) -> None:
+    """Lines after the checkpoint, complete or cut off, are replaced."""
     run(tiny(), tmp_path / "a")
     run(tiny(), tmp_path / "b")
     _cut(tmp_path / "b", after=4)
@@ -257,7 +259,7 @@ def test_resume_after_a_death_in_the_middle_of_a_line(tiny: Tiny, tmp_path: Path
 
 
 def test_resume_of_a_finished_run_changes_nothing(tiny: Tiny, tmp_path: Path) -> None:
-    """It stays finished: the same lines to the last byte, the same state, no line twice."""
+    """It stays finished, with the same files byte by byte."""
     run(tiny(), tmp_path / "r")
     names = ("metrics.jsonl", "state.safetensors", "experiment.yaml")
     before = {name: (tmp_path / "r" / name).read_bytes() for name in names}
@@ -268,7 +270,7 @@ def test_resume_of_a_finished_run_changes_nothing(tiny: Tiny, tmp_path: Path) ->
 
 
 def test_resume_in_an_empty_folder_starts(tiny: Tiny, tmp_path: Path) -> None:
-    """--resume may be said always: where there is nothing to go on with, the run starts."""
+    """--resume is always allowed: without a run to resume, a new one starts."""
     run(tiny(), tmp_path / "a")
     run(tiny(), tmp_path / "b", resume=True)
     assert_same_run(tmp_path / "a", tmp_path / "b")
@@ -292,7 +294,7 @@ KILLED = (
 
 
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
-    """SIGKILL, several times, whenever: in the end all metrics and the state are those of the undisturbed run."""
+    """After several SIGKILLs at random times, metrics and state equal those of an undisturbed run."""
     experiment = Experiment.read(None, KILLED)
     calm = run(experiment, tmp_path / "calm")
     length = calm.summary["seconds"]["training"] + calm.summary["seconds"]["evaluation"]
@@ -306,8 +308,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
             time.sleep(0.005)
         time.sleep(dice.uniform(0, length))
         process.send_signal(signal.SIGKILL)
-        _, said = process.communicate()
-        assert process.returncode in (-signal.SIGKILL, 0), said
+        _, errors = process.communicate()
+        assert process.returncode in (-signal.SIGKILL, 0), errors
         killed += process.returncode != 0
     run(experiment, tmp_path / "r", resume=True)
     assert killed
@@ -321,10 +323,10 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("removals", range(5))
-def test_death_while_an_earlier_run_is_cleared(
+def test_interrupted_clearing_can_be_resumed(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool, removals: int
 ) -> None:
-    """A process that dies between any two removals leaves a folder from which --resume gives the right result."""
+    """A process that dies between any two removals leaves a folder that --resume completes correctly."""
     run(tiny(), tmp_path / "calm")
     run(tiny(), tmp_path / "r")
     if not finished:       # as if it had died before its first checkpoint
@@ -355,15 +357,15 @@ def test_death_while_an_earlier_run_is_cleared(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("eta", [1e3, 1e30, 1e200])
-def test_divergence_is_told(tiny: Tiny, tmp_path: Path, dtype: str, eta: float) -> None:
+def test_divergence_is_recorded(tiny: Tiny, tmp_path: Path, dtype: str, eta: float) -> None:
     """NaN or inf in a state or metric ends the run as `diverged`; no recorded number is other than finite."""
     algorithm = {"name": "c2dfb", "inner_steps": 2, "eta_in": eta, "eta_out": eta}
     experiment = tiny(algorithm=algorithm, dtype=dtype, rounds=200, checkpoint_every=5)
     result = run(experiment, tmp_path / "r")
-    told = summary(tmp_path / "r")
-    assert result.status == told["status"] == "diverged"
-    assert "not finite" in told["error"]
-    assert told["rounds"] < 200
+    recorded = summary(tmp_path / "r")
+    assert result.status == recorded["status"] == "diverged"
+    assert "not finite" in recorded["error"]
+    assert recorded["rounds"] < 200
     text = (tmp_path / "r" / "metrics.jsonl").read_text()
     assert "NaN" not in text
     assert "Infinity" not in text
@@ -372,13 +374,13 @@ def test_divergence_is_told(tiny: Tiny, tmp_path: Path, dtype: str, eta: float) 
 
 @pytest.mark.parametrize("eval_every", [1, 1000])
 def test_last_good_checkpoint_is_kept(tiny: Tiny, tmp_path: Path, eval_every: int) -> None:
-    """After divergence the newest checkpoint is one whose arrays are finite, however seldom is evaluated."""
+    """After divergence the newest checkpoint has finite arrays, however rarely the run is evaluated."""
     experiment = tiny(
         algorithm={"name": "c2dfb", "inner_steps": 2, "eta_in": 20.0, "eta_out": 20.0}, rounds=1000,
         checkpoint_every=3, eval_every=eval_every,
     )
     assert run(experiment, tmp_path / "r").status == "diverged"
-    checkpoint = Checkpoints(tmp_path / "r" / "checkpoints", experiment.trajectory_key).latest()
+    checkpoint = Checkpoints(tmp_path / "r" / "checkpoints", experiment.trajectory_key).load_latest()
     assert checkpoint is not None
     assert all(np.isfinite(array).all() for block in checkpoint.blocks for array in block.values())
     again = run(experiment, tmp_path / "r", resume=True)
@@ -395,24 +397,24 @@ def test_divergence_exits_with_one(dbo: Command, tiny_overrides: tuple[str, ...]
 
 
 @pytest.mark.parametrize(("at", "rounds"), [(3, [0, 1, 2]), (1, [0]), (0, [])])
-def test_exception_in_an_algorithm(
+def test_exception_in_an_algorithm_fails_the_run(
     dbo: Command, raises: str, tmp_path: Path, tiny_overrides: tuple[str, ...], at: int, rounds: list[int]
 ) -> None:
-    """Status `failed`, exit 1, the traceback once, what was recorded is kept; also when it happens in `init`."""
+    """Status `failed`, exit 1, one traceback, recorded results are kept; also for an exception in `init`."""
     algorithm = f"algorithm={{name: raises, at: {at}}}"
     done = dbo("run", *tiny_overrides, f"plugins=[{raises}]", algorithm, "--out", str(tmp_path / "r"), "--quiet")
     assert done.code == 1
     assert done.err.count("Traceback") == 1
     assert "\n".join(done.err.splitlines()[:-1]).count("ZeroDivisionError: ") == 1
-    told = summary(tmp_path / "r")
-    assert told["status"] == "failed"
-    assert "ZeroDivisionError" in told["error"]
+    recorded = summary(tmp_path / "r")
+    assert recorded["status"] == "failed"
+    assert "ZeroDivisionError" in recorded["error"]
     assert [record["round"] for record in read_metrics(tmp_path / "r" / "metrics.jsonl")] == rounds
     assert (tmp_path / "r" / "experiment.yaml").exists()
 
 
 def test_failed_run_can_be_resumed(tiny: Tiny, raises: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that failed for a passing reason goes on from its checkpoint and ends as if nothing had been."""
+    """A failed run resumes from its checkpoint."""
     experiment = tiny(plugins=[raises], algorithm={"name": "raises", "at": 5})
     with pytest.raises(ZeroDivisionError):
         run(experiment, tmp_path / "r")
@@ -427,8 +429,8 @@ class _Never(Exception):
     pass
 
 
-def test_damaged_record_is_not_papered_over(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
-    """A damaged line in the middle of the metrics: --resume says so, and leaves the summary as it was."""
+def test_damaged_metrics_are_refused_on_resume(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """--resume reports a damaged line in the middle of the metrics and leaves the summary unchanged."""
     folder = tmp_path / "r"
     assert dbo("run", *tiny_overrides, "--out", str(folder), "--quiet").code == 0
     text = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -441,18 +443,18 @@ def test_damaged_record_is_not_papered_over(dbo: Command, tiny_overrides: tuple[
 
 
 def test_changed_plugin_is_another_experiment(tiny: Tiny, raises: str, tmp_path: Path) -> None:
-    """A folder made with other code is not overwritten: its run cannot be repeated any more."""
+    """A folder made with other code is not overwritten: its run could not be repeated."""
     def experiment() -> Experiment:
         return tiny(plugins=[raises], algorithm={"name": "raises", "at": 99})
 
     run(experiment(), tmp_path / "r")
-    Path(raises).write_text(RAISES + "\n# edited\n")
+    Path(raises).write_text(RAISES.replace("on purpose", "edited"))
     with pytest.raises(InputError, match="holds this experiment, run with other code; choose another folder"):
         run(experiment(), tmp_path / "r")
 
 
-def test_a_folder_that_only_lies_there_runs_no_code(tiny: Any, tmp_path: Path) -> None:
-    """`--out` on a stranger's unfinished run does not load the plugins that its experiment.yaml names."""
+def test_plugins_of_a_foreign_folder_are_not_loaded(tiny: Any, tmp_path: Path) -> None:
+    """`--out` on a foreign unfinished run does not load the plugins that its experiment.yaml names."""
     folder = tmp_path / "foreign"
     folder.mkdir()
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\n")
@@ -462,10 +464,10 @@ def test_a_folder_that_only_lies_there_runs_no_code(tiny: Any, tmp_path: Path) -
     assert not (tmp_path / "owned").exists()
 
 
-def test_an_engine_that_cannot_start_leaves_an_earlier_run_alone(
+def test_engine_that_cannot_start_leaves_a_previous_run_unchanged(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full cluster, say: the finished run in the folder stays finished; a new folder tells of the failure."""
+    """With a full cluster a finished run in the folder stays finished; a new folder records the failure."""
     run(tiny(), tmp_path / "run")
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
 
@@ -481,8 +483,8 @@ def test_an_engine_that_cannot_start_leaves_an_earlier_run_alone(
     assert json.loads((tmp_path / "new" / "summary.json").read_bytes())["status"] == "failed"
 
 
-def test_checkpoints_without_their_records_are_not_gone_on_from(tiny: Any, tmp_path: Path) -> None:
-    """metrics.jsonl was deleted: resuming starts from round 0 rather than losing the lines for good."""
+def test_checkpoints_without_their_records_are_not_used(tiny: Any, tmp_path: Path) -> None:
+    """Without metrics.jsonl a resumed run starts from round 0 instead of losing the lines for good."""
     result = run(tiny(), tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     (tmp_path / "run" / "metrics.jsonl").unlink()
@@ -490,37 +492,37 @@ def test_checkpoints_without_their_records_are_not_gone_on_from(tiny: Any, tmp_p
     assert list(again.history["round"]) == list(result.history["round"])
 
 
-def test_a_failed_run_is_not_overwritten_by_accident(
+def test_failed_run_is_overwritten_only_on_request(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that failed keeps its checkpoints until somebody says --resume, or takes another folder."""
+    """A failed run keeps its checkpoints until the user gives --resume or another folder."""
     original = LocalEngine.advance
 
     def advance(engine: LocalEngine, number: int) -> None:
         if number == 5:
-            raise RuntimeError("a bad day")
+            raise RuntimeError("out of order")
         original(engine, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalEngine, "advance", advance)
-        with pytest.raises(RuntimeError, match="a bad day"):
+        with pytest.raises(RuntimeError, match="out of order"):
             run(tiny(), tmp_path / "run")
     with pytest.raises(InputError, match="a failed run of this experiment; --resume"):
         run(tiny(), tmp_path / "run")
     assert run(tiny(), tmp_path / "run", resume=True).status == "finished"
 
 
-def test_what_has_no_say_in_the_results_may_change_on_the_way(tiny: Any) -> None:
-    """Another address, more recoveries: the same run. Another packing: another one."""
+def test_settings_without_influence_on_results_are_not_in_the_run_key(tiny: Any) -> None:
+    """Another address or more recoveries: the same run. Another packing: another run."""
     engine = {"name": "ray", "nodes_per_actor": 2}
     key = tiny(engine=engine).run_key
     assert tiny(engine={**engine, "address": "10.0.0.1:6379", "max_recoveries": 3, "placement": "pack"}).run_key == key
     assert tiny(engine={**engine, "nodes_per_actor": 1}).run_key != key
 
 
-def test_other_data_are_not_gone_on_with(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where data lie is no part of a run's key; what they are is looked at before a run is gone on with or reused."""
+def test_run_on_other_data_is_not_resumed(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The location of data is not in the run key; their digest is checked before a run is resumed or reused."""
     run(tiny(), tmp_path / "r")
-    monkeypatch.setattr(sys.modules["dbo.platform.runs.runner"], "_data", lambda prepared: "other")
+    monkeypatch.setattr(Prepared, "data_digest", "other")
     with pytest.raises(InputError, match=r"data_dir: .* other data"):
         run(tiny(), tmp_path / "r", resume=True)

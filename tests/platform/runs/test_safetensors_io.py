@@ -1,4 +1,4 @@
-"""Arrays written piece by piece are what the safetensors library reads."""
+"""The safetensors library reads arrays that were serialized piece by piece."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from dbo.platform.runs.atomic_io import write_atomically
-from dbo.platform.runs.safetensors_io import pieces
+from dbo.platform.runs.safetensors_io import serialize
 
 ARRAYS: dict[str, Any] = {
     "rows": np.arange(12, dtype=np.float32).reshape(3, 4),
     "wide": np.linspace(0, 1, 7),
-    "turned": np.arange(6, dtype=np.int64).reshape(2, 3).T,
+    "transposed": np.arange(6, dtype=np.int64).reshape(2, 3).T,
     "counts": np.arange(5, dtype=np.uint64),
     "flags": np.array([True, False, True]),
     "bytes": np.arange(3, dtype=np.uint8),
@@ -22,9 +22,9 @@ ARRAYS: dict[str, Any] = {
 }
 
 
-def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
-    """Every kind of array that a state has, in any order, not contiguous, without dimensions, empty."""
-    write_atomically(tmp_path / "s.safetensors", pieces(ARRAYS))
+def test_library_reads_what_was_serialized(tmp_path: Path) -> None:
+    """Every kind of array of a state, also not contiguous, without dimensions, or empty."""
+    write_atomically(tmp_path / "s.safetensors", serialize(ARRAYS))
     found = load_file(tmp_path / "s.safetensors")
     assert set(found) == set(ARRAYS)
     for name, array in ARRAYS.items():
@@ -33,15 +33,15 @@ def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
 
 
 def test_arrays_are_not_copied() -> None:
-    """The pieces of large arrays are the arrays' own memory."""
+    """The pieces of arrays are views of their memory."""
     rows = np.zeros((2, 1000))
-    *_, last = pieces({"rows": rows})
+    *_, last = serialize({"rows": rows})
     rows[1, 999] = 1
     assert np.frombuffer(last, np.float64)[-1] == 1
 
 
 @pytest.mark.parametrize("bad", [np.array(["text"]), np.zeros(2, dtype=">f4"), np.zeros(2, dtype=complex)])
-def test_what_the_format_does_not_have_is_refused(bad: Any) -> None:
-    """Not written as something else."""
-    with pytest.raises(TypeError, match="is not written"):
-        list(pieces({"bad": bad}))
+def test_types_that_the_format_lacks_are_refused(bad: Any) -> None:
+    """Instead of being converted."""
+    with pytest.raises(TypeError, match="cannot be written"):
+        list(serialize({"bad": bad}))

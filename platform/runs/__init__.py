@@ -1,0 +1,1 @@
+"""Runs: schema and files of a run folder, checkpoints, resume, recovery, comparisons."""

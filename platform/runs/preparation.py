@@ -1,0 +1,51 @@
+"""Prepare a run: build the problem and the network that an experiment describes, and choose the folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.errors import InputError
+from dbo.platform.network.topology import Network, build_network, validate_graph
+from dbo.platform.runs.remote import RemoteFolder, is_url
+from dbo.tasks.api import Problem, Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The problem with its data, and the network."""
+
+    problem: Problem
+    network: Network
+
+    @property
+    def data_digest(self) -> str | None:
+        """The SHA-256 of the data; None for tasks without data."""
+        return self.problem.describe().get("data_sha256")
+
+
+def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
+    """Load and partition the data and draw the graph; wrong combinations are input errors."""
+    parts = experiment.parts
+    try:
+        graph = parts.topology.graph(experiment.nodes, experiment.seed)
+        validate_graph(graph)              # before the data, which may take long
+        problem = problem or parts.task.build(Setup(
+            nodes=experiment.nodes, seed=experiment.seed, dtype=experiment.dtype, partition=parts.partition,
+            data=parts.data, data_dir=experiment.data_dir,
+        ))
+        return Prepared(problem, build_network(graph))
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """Return runs/<name>-<start of the run key>."""
+    slug = "".join(c if c.isalnum() or c in "._-" else "-" for c in experiment.name).strip(".-") or "run"
+    return Path("runs") / f"{slug}-{experiment.run_key[:8]}"
+
+
+def local_folder(experiment: Experiment, out: str | Path | None) -> Path:
+    """Return the folder on this machine that holds the run's files while it runs."""
+    if out is not None and is_url(out):
+        return RemoteFolder(str(out)).local
+    return Path(out) if out is not None else default_folder(experiment)

@@ -1,0 +1,412 @@
+"""Define what the files of a run folder hold: typed records, and how they are parsed and serialized.
+
+    metrics.jsonl, nodes.jsonl      `Record`: one evaluation of the whole network, and of every node
+    events.jsonl                    `Event`: starts, recoveries, the end
+    summary.json                    `Summary`: how the run ended
+    network.json                    `RecordedNetwork`: the graph
+    group.json                      `Group`: the runs of a comparison or a sweep
+    experiment.yaml                 the resolved experiment, as plain data
+
+No other module parses these files. Parsing returns what is valid and raises ValueError for damage; `run_folder` turns
+that into an error that names the file. Keys that a file does not have get defaults, so folders of older versions stay
+readable. Importing this module loads neither pandas nor an engine.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dbo.platform.config import yaml_io
+from dbo.platform.config.redact import redact_all
+from dbo.platform.errors import InputError
+
+Record = dict[str, Any]         # one line of metrics.jsonl or nodes.jsonl; the keys of the former are in METRICS
+Direction = Literal["max", "min"]
+
+STATUSES = ("finished", "diverged", "failed", "stopped")        # of a run that has ended
+
+
+# ---- metrics and targets ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A column of metrics.jsonl. A cost counts what a run has spent; the others measure how good its iterates are."""
+
+    name: str
+    direction: Direction
+    meaning: str
+    is_cost: bool = False
+
+
+METRICS = {metric.name: metric for metric in (
+    Metric("round", "min", "rounds completed; 0 is the start", is_cost=True),
+    Metric("seconds", "min", "training time without evaluations and recoveries", is_cost=True),
+    Metric("test_accuracy", "max", "accuracy of the mean model on the test set"),
+    Metric("test_loss", "min", "loss of the mean model on the test set"),
+    Metric("upper_loss", "min", "mean over nodes of f_i at the mean model"),
+    Metric("lower_loss", "min", "mean over nodes of g_i at the mean model"),
+    Metric("node_accuracy_mean", "max", "mean over nodes of the accuracy of their own models"),
+    Metric("node_accuracy_min", "max", "accuracy of the worst node's own model"),
+    Metric("bytes_broadcast", "min", "encoded bytes, each message counted once", is_cost=True),
+    Metric("bytes_links", "min", "encoded bytes, each message counted once per receiver", is_cost=True),
+    Metric("packets", "min", "packets of all nodes", is_cost=True),
+    Metric("comm_mb", "min", "bytes_links in 10⁶ bytes", is_cost=True),
+    Metric("paper_megabytes", "min", "traffic by the convention of the paper's Table 1", is_cost=True),
+    Metric("consensus_x", "min", "consensus error of x: root mean square distance of the nodes to their mean"),
+    Metric("consensus_y", "min", "consensus error of y"),
+    Metric("hypergradient_norm", "min", "norm of the mean upper direction"),
+    Metric("gradient_calls", "min", "gradients that a node has computed", is_cost=True),
+    Metric("hvp_calls", "min", "Hessian-vector products that a node has computed", is_cost=True),
+    Metric("jvp_calls", "min", "Jacobian-vector products that a node has computed", is_cost=True),
+    Metric("timestamp", "min", "time at which the line was written", is_cost=True),
+    Metric("solution_error", "min", "relative distance to the minimiser of ψ"),
+    Metric("penalty_error", "min", "relative distance to the minimiser of ψ_λ for the method's λ"),
+    Metric("hypergradient_error", "min", "|∇ψ| relative to its value at x = 0"),
+)}
+CLOSED_FORMS = ("solution_error", "penalty_error", "hypergradient_error")      # of tasks whose solution is known
+COLUMNS = tuple(name for name in METRICS if name not in CLOSED_FORMS)          # of every run
+CLOCKS = ("seconds", "timestamp")       # all other columns are the same in every repetition of a run
+_COSTS_OF_TARGET = ("round", "bytes_links", "bytes_broadcast", "comm_mb", "paper_megabytes", "seconds")
+
+
+def find_direction(metric: str) -> Direction:
+    """Return whether a metric is maximized or minimized; one that nobody declared is minimized."""
+    return METRICS[metric].direction if metric in METRICS else "min"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A metric and the level to reach, such as test_accuracy=0.7."""
+
+    metric: str
+    level: float
+    declared: Direction | None = None       # of a task's own metric, which METRICS does not have
+
+    @classmethod
+    def parse(cls, text: str) -> "Target":
+        """Parse metric=level; an InputError lists the metrics."""
+        metric, sign, level = text.partition("=")
+        allowed = [name for name, known in METRICS.items() if not known.is_cost]
+        try:
+            if not sign or metric not in allowed or not math.isfinite(float(level)):
+                raise ValueError
+            return cls(metric, float(level))
+        except ValueError:
+            raise InputError(f"--target: {text!r} is not metric=level; metrics: {', '.join(allowed)}") from None
+
+    @property
+    def direction(self) -> Direction:
+        return self.declared or find_direction(self.metric)
+
+    @property
+    def is_maximized(self) -> bool:
+        return self.direction == "max"
+
+    def find_first(self, records: Sequence[Record]) -> Record | None:
+        """Return the first evaluation at or beyond the level."""
+        for record in records:
+            if record["round"] == 0 and not self.is_maximized:
+                continue       # at the start the nodes agree and have no direction yet
+            value = record.get(self.metric)
+            if value is not None and (value >= self.level if self.is_maximized else value <= self.level):
+                return record
+        return None
+
+    def find_cost(self, records: Sequence[Record]) -> Record | None:
+        """Return rounds, bytes and training seconds to the target; None if it was not reached."""
+        record = self.find_first(records)
+        return None if record is None else {key: record[key] for key in _COSTS_OF_TARGET}
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.level:g}"
+
+
+DEFAULT_TARGET = Target("node_accuracy_mean", 0.9)
+CLOSED_FORM_TARGET = Target("solution_error", 0.1)      # for tasks without data, which have no accuracies
+
+
+# ---- lines of .jsonl files -------------------------------------------------------------------------------------------
+
+
+def parse_record(line: str | bytes) -> Record:
+    """Parse a line of metrics.jsonl or nodes.jsonl."""
+    record = parse_object(line)
+    if type(record.get("round")) is not int:
+        raise ValueError("a line without a round")
+    return record
+
+
+def serialize_line(record: Mapping[str, Any], allow_nan: bool = False) -> str:
+    """Return a line of a .jsonl file; a number that is not finite raises ValueError unless it is allowed."""
+    return json.dumps(record, allow_nan=allow_nan) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of events.jsonl. Which fields are set depends on the kind."""
+
+    kind: str                               # started | continued | lost | recovered | *_changed | ended
+    timestamp: float = 0.0
+    after_round: int | None = None
+    run_key: str = ""
+    source: str = ""                        # continued: the folder of the shorter run
+    blocks: tuple[int, ...] = ()            # lost, recovered
+    reason: str = ""
+    resumed_after: int | None = None        # recovered
+    seconds: float | None = None
+    status: str = ""                        # ended
+    error: str = ""
+    version: str = ""                       # started: provenance
+    commit: str = ""
+    user: str = ""
+    submission: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    differences: str = ""                   # environment_changed
+    previous_run_key: str = ""              # code_changed
+
+
+def parse_event(line: str | bytes) -> Event:
+    """Parse a line of events.jsonl; fields of the wrong type get their defaults."""
+    data = parse_object(line)
+    if not isinstance(data.get("kind"), str):
+        raise ValueError("a line without a kind")
+    return Event(
+        kind=data["kind"], timestamp=_number(data.get("timestamp")) or 0.0,
+        after_round=_whole(data.get("after_round")), run_key=_text(data.get("run_key")),
+        source=_text(data.get("source")),
+        blocks=tuple(block for block in _sequence(data.get("blocks")) if type(block) is int),
+        reason=_text(data.get("reason")), resumed_after=_whole(data.get("resumed_after")),
+        seconds=_number(data.get("seconds")), status=_text(data.get("status")), error=_text(data.get("error")),
+        version=_text(data.get("version")), commit=_text(data.get("commit")), user=_text(data.get("user")),
+        submission=_text(data.get("submission")),
+        environment={str(key): _text(value) for key, value in _mapping(data.get("environment")).items()},
+        differences=_text(data.get("differences")), previous_run_key=_text(data.get("previous_run_key")),
+    )
+
+
+# ---- summary.json ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Blocks that were lost, and what their replacement took."""
+
+    after_round: int
+    blocks: list[int]
+    reason: str
+    resumed_after: int | None = None
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a run ended, and what it was."""
+
+    status: str
+    name: str = ""
+    run_key: str = ""
+    algorithm: str = ""
+    rounds: int = 0
+    final: Record = field(default_factory=dict)                             # the last evaluation
+    targets: dict[str, Record | None] = field(default_factory=dict)         # cost of each; None: not reached
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)                 # training, evaluation
+    problem: dict[str, Any] | None = None
+    network: dict[str, Any] | None = None
+    started: str | None = None
+    ended: str | None = None
+    version: str | None = None
+    error: str | None = None
+
+    @property
+    def data_digest(self) -> str | None:
+        """The SHA-256 of the data; None for tasks without data."""
+        return _text((self.problem or {}).get("data_sha256")) or None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of summary.json, without credentials."""
+        data = asdict(self)
+        error = data.pop("error")
+        ordered = {"status": data.pop("status"), **({"error": error} if error else {}), **data}
+        plain: dict[str, Any] = redact_all({key: value for key, value in ordered.items() if value is not None})
+        return plain
+
+
+def parse_summary(text: str | bytes) -> Summary:
+    """Parse summary.json; fields of the wrong type get their defaults."""
+    data = parse_object(text)
+    return Summary(
+        status=_text(data.get("status")), name=_text(data.get("name")), run_key=_text(data.get("run_key")),
+        algorithm=_text(data.get("algorithm")), rounds=_whole(data.get("rounds")) or 0,
+        final=_mapping(data.get("final")), targets=_mapping(data.get("targets")),
+        recoveries=[entry for entry in _sequence(data.get("recoveries")) if isinstance(entry, dict)],
+        seconds={key: seconds for key, value in _mapping(data.get("seconds")).items()
+                 if (seconds := _number(value)) is not None},
+        problem=_mapping(data.get("problem")) or None, network=_mapping(data.get("network")) or None,
+        started=_text(data.get("started")) or None, ended=_text(data.get("ended")) or None,
+        version=_text(data.get("version")) or None, error=_text(data.get("error")) or None,
+    )
+
+
+def serialize_summary(summary: Summary) -> str:
+    """Return the text of summary.json; a number that is not finite raises ValueError."""
+    return json.dumps(summary.to_dict(), indent=2, allow_nan=False) + "\n"
+
+
+# ---- group.json ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The runs of a comparison or a sweep: which folders belong together, and in what they differ."""
+
+    kind: str                                   # compare | sweep
+    name: str
+    key: str
+    command: str                                # repeats it
+    started: str
+    status: str                                 # running | finished | failed
+    target: str
+    members: tuple[str, ...]                    # run folders, relative to the group's
+    axes: dict[str, list[Any]]
+    mode: str | None = None                     # from here: of a sweep
+    metric: str | None = None
+    goal: str | None = None
+    claim: str | None = None                    # what it is to show
+    tracking: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of group.json, without credentials. The tracking URI is kept: it holds none."""
+        data = asdict(self) | {"members": list(self.members)}
+        tracking = data.pop("tracking")
+        plain: dict[str, Any] = redact_all({key: value for key, value in data.items() if value is not None})
+        return plain | {"tracking": tracking}
+
+
+def parse_group(text: str | bytes, tolerant: bool = False) -> Group:
+    """Parse group.json. Tolerant: drop members and axes of the wrong type instead of raising ValueError."""
+    data = parse_object(text)
+    members, axes = data.get("members"), data.get("axes") or {}
+    names = [member for member in _sequence(members) if isinstance(member, str)]
+    lists = {str(key): values for key, values in _mapping(axes).items() if isinstance(values, list)}
+    if not isinstance(members, list) or (not tolerant and len(names) < len(members)):
+        raise ValueError(f"members: {str(members)[:60]!r} is not allowed; must be a list of folders")
+    if not tolerant and (not isinstance(axes, dict) or len(lists) < len(axes)):
+        raise ValueError(f"axes: {str(axes)[:60]!r} is not allowed; must map keys to lists of values")
+    return Group(
+        kind=_text(data.get("kind")), name=_text(data.get("name")), key=_text(data.get("key")),
+        command=_text(data.get("command")), started=_text(data.get("started")), status=_text(data.get("status")),
+        target=_text(data.get("target")), members=tuple(names), axes=lists, mode=_text(data.get("mode")) or None,
+        metric=_text(data.get("metric")) or None, goal=_text(data.get("goal")) or None,
+        claim=_text(data.get("claim")) or None, tracking=_mapping(data.get("tracking")),
+    )
+
+
+def serialize_group(group: Group) -> str:
+    """Return the text of group.json."""
+    return json.dumps(group.to_dict(), indent=2) + "\n"
+
+
+# ---- network.json, experiment.yaml -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedNetwork:
+    """The graph of a run. Edges are not recorded (None) where there are too many to be drawn."""
+
+    nodes: int
+    links: int | None
+    spectral_gap: float | None
+    edges: list[list[int]] | None
+
+
+def parse_network(text: str | bytes, tolerant: bool = False) -> RecordedNetwork:
+    """Parse network.json. Tolerant: drop edges that are not pairs of nodes instead of raising ValueError."""
+    data = parse_object(text)
+    nodes, edges, gap = data.get("nodes"), data.get("edges"), _number(data.get("spectral_gap"))
+    if type(nodes) is not int or nodes < 1:
+        raise ValueError(f"nodes: {str(nodes)[:60]!r} is not a number of nodes")
+
+    def is_edge(pair: Any) -> bool:
+        return isinstance(pair, list) and len(pair) == 2 and all(type(end) is int and 0 <= end < nodes for end in pair)
+
+    wrong = [pair for pair in _sequence(edges) if not is_edge(pair)]
+    if wrong and not tolerant:
+        raise ValueError(f"edges: {str(wrong[0])[:60]!r} is not a pair of nodes")
+    return RecordedNetwork(
+        nodes, _whole(data.get("links")), gap if gap is not None and 0 < gap <= 1 else None,
+        [pair for pair in edges if is_edge(pair)] if isinstance(edges, list) else None,
+    )
+
+
+def serialize_network(network: Mapping[str, Any]) -> str:
+    """Return the text of network.json."""
+    return json.dumps(network) + "\n"
+
+
+def parse_experiment(text: str, where: str) -> dict[str, Any]:
+    """Parse experiment.yaml into plain data; `where` names the file in the InputError that damage raises."""
+    data = yaml_io.parse(text, where)
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise InputError(f"{where}: must hold a mapping of keys to values, not a {type(data).__name__}")
+    return data
+
+
+def serialize_experiment(experiment: Mapping[str, Any]) -> str:
+    """Return the text of experiment.yaml, without credentials."""
+    return yaml_io.dump(redact_all(experiment))
+
+
+def section(experiment: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a section of a recorded experiment; empty where the file has none."""
+    return _mapping(experiment.get(key))
+
+
+# ---- plain data ------------------------------------------------------------------------------------------------------
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object; anything else raises ValueError."""
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"must hold an object, not a {type(data).__name__}")
+    return data
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        return ""
+    try:
+        return str(value)
+    except ValueError:          # a number of thousands of digits
+        return ""
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number as it is, None for everything else."""
+    try:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return None
+    return value if good else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and _number(value) is not None else None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,144 @@
+"""Train: advance rounds, evaluate, save checkpoints, and recover from lost blocks."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.base import Engine
+from dbo.platform.engine.evaluation import evaluate, first_nonfinite_metric
+from dbo.platform.errors import BlocksLost, RunError
+from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
+from dbo.platform.runs.progress import RunProgress
+from dbo.platform.runs.recovery import Fail, decide
+from dbo.platform.runs.result import RunCallback
+from dbo.platform.runs.run_folder import RunFolder, read_metrics
+from dbo.platform.runs.schema import Recovery
+from dbo.tasks.api import Problem
+
+State = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How training ended: with the final rows, or with the reason why they are not finite."""
+
+    status: Literal["finished", "diverged"]
+    state: State
+    error: str | None = None
+
+
+class _DivergedError(Exception):
+    """A state or a metric is not finite."""
+
+
+@dataclass(slots=True)
+class TrainingLoop:
+    """One run on an engine that has started, recorded in a folder that has been prepared."""
+
+    experiment: Experiment
+    problem: Problem
+    engine: Engine
+    folder: RunFolder
+    checkpoints: Checkpoints
+    progress: RunProgress
+    callback: RunCallback
+
+    def restore(self, checkpoint: Checkpoint | None) -> int:
+        """Return to a checkpoint (None: to the start), and to the round it was saved at."""
+        done = self._restore_progress(checkpoint)
+        try:
+            if checkpoint is not None:
+                self.engine.restore(checkpoint.blocks)
+        except BlocksLost as lost:
+            done = self._recover(lost)
+        return done
+
+    def train(self, done: int) -> Outcome:
+        """Run from the end of round `done` to the last round, through as many recoveries as are allowed."""
+        while True:
+            try:
+                self._run_rounds(done)
+                return Outcome("finished", _read_state(self.engine))
+            except _DivergedError as error:
+                return Outcome("diverged", {}, str(error))
+            except BlocksLost as lost:
+                done = self._recover(lost)
+
+    def _run_rounds(self, done: int) -> None:
+        experiment, engine = self.experiment, self.engine
+        if done == 0:
+            self._evaluate(0)
+        for round_ in range(done + 1, experiment.rounds + 1):
+            start = time.perf_counter()
+            engine.advance(round_)
+            self.progress.training += time.perf_counter() - start
+            is_last = round_ == experiment.rounds
+            if round_ % experiment.eval_every == 0 or is_last:
+                self._evaluate(round_)
+            if round_ % experiment.checkpoint_every == 0 or is_last:
+                self._check_finite(round_, engine.first_nonfinite())       # a checkpoint is always a finite state
+                self._save(round_)
+
+    def _evaluate(self, round_: int) -> None:
+        """Record an evaluation; numbers that are not finite end the run instead."""
+        start = time.perf_counter()
+        self._check_finite(round_, self.engine.first_nonfinite())
+        parts = self.experiment.parts
+        measured, nodes = evaluate(self.engine, self.problem, parts.algorithm, parts.config)
+        self._check_finite(round_, first_nonfinite_metric(measured))
+        record = {"round": round_, "seconds": self.progress.training, **measured, "timestamp": time.time()}
+        self.folder.append(record, {"round": round_, **nodes})
+        self.progress.records.append(record)
+        self.callback.on_evaluation(record)
+        self.engine.export_metrics({**record, "rounds": self.experiment.rounds, "nodes": nodes})
+        self.progress.evaluating += time.perf_counter() - start
+
+    def _check_finite(self, round_: int, name: str | None) -> None:
+        if name is not None:
+            raise _DivergedError(f"round {round_}: {name} is not finite")
+
+    def _save(self, round_: int) -> None:
+        self.folder.sync()
+        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.digest())
+        self.checkpoints.save(round_, self.engine.snapshot(), stored)
+        self.folder.publish()
+
+    def _restore_progress(self, checkpoint: Checkpoint | None) -> int:
+        self.folder.rollback(checkpoint.round if checkpoint else -1)
+        self.progress.restore(checkpoint.run if checkpoint else {}, read_metrics(self.folder.metrics))
+        return checkpoint.round if checkpoint else 0
+
+    def _recover(self, error: BlocksLost) -> int:
+        """Replace lost blocks and roll all blocks back; the rounds since are replayed and give the same bits."""
+        start, progress = time.perf_counter(), self.progress
+        after_round = progress.records[-1]["round"] if progress.records else 0
+        while True:
+            decision = decide(error, progress.recoveries, self.experiment.parts.engine)
+            if isinstance(decision, Fail):
+                raise RunError(decision.reason) from error
+            recovery = Recovery(after_round, list(decision.blocks), decision.reason)
+            progress.recoveries.append(recovery)
+            self.folder.log_event("lost", **recovery.to_dict())
+            self.callback.on_notice(f"{error}; replacing them and rolling back")
+            try:
+                self.engine.replace_lost()
+                checkpoint = self.checkpoints.load_latest()
+                self.engine.restore(checkpoint.blocks if checkpoint else None)
+                break
+            except BlocksLost as again:
+                error = again
+        done = self._restore_progress(checkpoint)
+        recovery = Recovery(
+            after_round, recovery.blocks, recovery.reason, resumed_after=done, seconds=time.perf_counter() - start)
+        progress.recoveries[-1] = recovery
+        self.folder.log_event("recovered", **recovery.to_dict())
+        return done
+
+
+def _read_state(engine: Engine) -> State:
+    rows = {name: engine.rows(name) for name in ("x", "y", "z")}
+    return {name: np.asarray(array) for name, array in rows.items() if array is not None}
