@@ -1,30 +1,41 @@
-"""`dbo doctor`: what is installed, what can be reached, what is exposed, what is missing; before a run finds out.
+"""`dbo doctor`: check what is installed, reachable, exposed or missing, before a run fails because of it.
 
-Each finding is ok, warn (works, but know it) or refuse (unsafe, or a run will fail). Looking changes nothing: servers
-are asked for what any stranger could ask for, and answers are bounded in time.
+Each finding is ok, warn (works, with a risk) or refuse (unsafe, or a run will fail). The checks change nothing: servers
+get requests that need no credential, and every request has a timeout.
 """
 
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from dbo.platform.cli import doctor_network as net
-from dbo.platform.config.redact import masked
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from dbo.platform.cli import doctor_network as network
+from dbo.platform.cli.console import Arguments, console, split_arguments
+from dbo.platform.config.redact import redact
+from dbo.platform.errors import RunError
+
+if TYPE_CHECKING:
+    from dbo.platform.config.experiment import Experiment
 
 Verdict = Literal["ok", "warn", "refuse"]
 MIB = 1 << 20
-PACKED_MOST = 100 * MIB           # what Ray packs and sends at most, unless told otherwise
+MAX_UPLOAD = 100 * MIB            # Ray's default limit for a working_dir
 _PACKING_SECONDS = 5.0
-# Older ones have holes with a name: CVE-2026-27482 (jobs deleted by any web page), CVE-2026-2033 (path traversal).
-_LEAST = {"ray": (2, 54), "mlflow": (3, 8)}
-_SHOWN = ("dbo", "ray", "mlflow", "numpy", "scipy", "torch", "safetensors", "fsspec")
+# Vulnerabilities of older versions: CVE-2026-27482 (any web page can delete jobs), CVE-2026-2033 (path traversal).
+_MIN_VERSION = {"ray": (2, 54), "mlflow": (3, 8)}
+_PACKAGES = ("dbo", "ray", "mlflow", "numpy", "scipy", "torch", "safetensors", "fsspec")
+_COLOURS: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "refuse": "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,76 +47,103 @@ class Finding:
     text: str
 
 
-def examine(experiment: Any, folder: Path) -> list[Finding]:
-    """All findings about this machine for an experiment that is to be run from `folder`."""
-    found: list[Finding] = []
-    parts = installed(), machine(experiment), directory(folder), data(experiment), reachable(experiment), exposed()
-    for part in parts:
-        found += [Finding(f.subject, f.verdict, masked(f.text)) for f in part]
-    return found
+def check_machine(
+    arguments: Arguments = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a finding is `refuse`.")] = False,
+) -> None:
+    """Check this machine and its servers for an experiment.
+
+    Shows what is installed, reachable, exposed or missing. Changes nothing.
+    """
+    from dbo.platform.config.experiment import Experiment
+
+    findings = run_checks(Experiment.read(*split_arguments(arguments)), Path.cwd())
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for heading in ("", "check", "finding"):
+        table.add_column(heading, no_wrap=heading == "")
+    for finding in findings:
+        verdict = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
+        table.add_row(verdict, escape(finding.subject), escape(finding.text))
+    console.print(table, highlight=False)
+    refused = [finding for finding in findings if finding.verdict == "refuse"]
+    if strict and refused:
+        raise RunError("; ".join(f"{finding.subject}: {finding.text}" for finding in refused))
 
 
-# ---- installed -------------------------------------------------------------------------------------------------------
+def run_checks(experiment: "Experiment", folder: Path) -> list[Finding]:
+    """Return all findings about this machine for an experiment that is started in `folder`."""
+    groups = (
+        check_packages(), check_resources(experiment), check_working_dir(folder), check_data_dir(experiment),
+        check_servers(experiment), check_exposure(),
+    )
+    return [Finding(f.subject, f.verdict, redact(f.text)) for group in groups for f in group]
 
 
-def installed() -> Iterator[Finding]:
-    """Versions; those with known holes are refused."""
-    for name in _SHOWN:
+# ---- packages --------------------------------------------------------------------------------------------------------
+
+
+def check_packages() -> Iterator[Finding]:
+    """Show versions; refuse those with known vulnerabilities."""
+    for name in _PACKAGES:
         try:
-            have = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             yield Finding(name, "ok" if name == "torch" else "warn", "not installed")
             continue
-        least = _LEAST.get(name)
-        if least and _numbers(have) < least:
-            yield Finding(name, "refuse", f"{have}; below {'.'.join(map(str, least))} strangers can do harm with it")
+        minimum = _MIN_VERSION.get(name)
+        if minimum and _parse_version(installed) < minimum:
+            needed = ".".join(map(str, minimum))
+            yield Finding(name, "refuse", f"{installed} has a known vulnerability; install {needed} or later")
         else:
-            yield Finding(name, "ok", have)
+            yield Finding(name, "ok", installed)
     yield Finding("python", "ok" if sys.version_info >= (3, 11) else "refuse", sys.version.partition(" ")[0])
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
-# ---- the machine -----------------------------------------------------------------------------------------------------
+# ---- resources -------------------------------------------------------------------------------------------------------
 
 
-def machine(experiment: Any) -> Iterator[Finding]:
-    """CPUs, memory, shared memory, disk, and GPUs if they are asked for."""
+def check_resources(experiment: "Experiment") -> Iterator[Finding]:
+    """Check CPUs, memory, shared memory and disk, and GPUs if the experiment uses them."""
     engine, nodes = experiment.engine, experiment.nodes
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = (engine.get("cpus_per_node") or 0) * nodes
-    here = _own_cluster(experiment)
-    if here and asked > cpus:
-        yield Finding("CPUs", "refuse", f"{cpus}; engine.cpus_per_node asks for {asked:g}: the run would not be placed")
+    required = (engine.get("cpus_per_node") or 0) * nodes
+    starts_ray = _starts_ray(experiment)
+    if starts_ray and required > cpus:
+        text = f"{cpus}; engine.cpus_per_node requires {required:g}: the run could not be placed"
+        yield Finding("CPUs", "refuse", text)
     else:
         yield Finding("CPUs", "ok", f"{cpus}")
-    free = _meminfo().get("MemAvailable")
-    if free is not None:
-        least = 1024 * MIB if here else 256 * MIB
-        yield Finding("memory", "ok" if free >= least else "warn", f"{free // MIB} MiB available")
-    if here and Path("/dev/shm").is_dir():
+    available = _read_meminfo().get("MemAvailable")
+    if available is not None:
+        minimum = 1024 * MIB if starts_ray else 256 * MIB
+        yield Finding("memory", "ok" if available >= minimum else "warn", f"{available // MIB} MiB available")
+    if starts_ray and Path("/dev/shm").is_dir():
         shared = shutil.disk_usage("/dev/shm").free
-        told = f"{shared // MIB} MiB free in /dev/shm" + ("" if shared >= 256 * MIB else "; Ray falls back to the disk")
-        yield Finding("shared memory", "ok" if shared >= 256 * MIB else "warn", told)
+        is_enough = shared >= 256 * MIB
+        text = f"{shared // MIB} MiB free in /dev/shm" + ("" if is_enough else "; Ray will use the disk instead")
+        yield Finding("shared memory", "ok" if is_enough else "warn", text)
     disk = shutil.disk_usage(Path.cwd()).free
     verdict: Verdict = "ok" if disk >= 1024 * MIB else "warn" if disk >= 64 * MIB else "refuse"
-    yield Finding("disk", verdict, f"{disk // MIB} MiB free here")
+    yield Finding("disk", verdict, f"{disk // MIB} MiB free in the working directory")
     gpus = engine.get("gpus_per_node") or 0
-    if gpus and here:
-        have = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-        fits = have > 0 and (gpus * nodes <= have or engine.get("nodes_per_actor") == "auto")
-        told = f"{have} here; engine.gpus_per_node asks for {gpus * nodes:g}"
-        yield Finding("GPUs", "ok" if fits else "refuse", told)
+    if gpus and starts_ray:
+        installed = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+        fits = installed > 0 and (gpus * nodes <= installed or engine.get("nodes_per_actor") == "auto")
+        text = f"{installed}; engine.gpus_per_node requires {gpus * nodes:g}"
+        yield Finding("GPUs", "ok" if fits else "refuse", text)
 
 
-def _own_cluster(experiment: Any) -> bool:
+def _starts_ray(experiment: "Experiment") -> bool:
+    """Decide whether a run would start Ray on this machine, rather than connect to a cluster."""
     engine = experiment.engine
     return engine["name"] == "ray" and not (engine.get("address") or os.environ.get("RAY_ADDRESS"))
 
 
-def _meminfo() -> dict[str, int]:
+def _read_meminfo() -> dict[str, int]:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -113,27 +151,27 @@ def _meminfo() -> dict[str, int]:
     return {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.split()[1:2]}
 
 
-# ---- the working directory -------------------------------------------------------------------------------------------
+# ---- working directory -----------------------------------------------------------------------------------------------
 
 
-def directory(folder: Path) -> Iterator[Finding]:
-    """What Python or Ray would trip over in the folder that commands are run from."""
-    hidden = sorted(_shadows(folder))
-    if hidden:
-        yield Finding("modules", "refuse", f"{', '.join(hidden)}: hides a module of Python's own; rename it")
+def check_working_dir(folder: Path) -> Iterator[Finding]:
+    """Find files that shadow Python's own modules, and more data than Ray can upload."""
+    shadows = sorted(_find_shadows(folder))
+    if shadows:
+        yield Finding("modules", "refuse", f"{', '.join(shadows)}: hides a module of the standard library; rename it")
     else:
-        yield Finding("modules", "ok", "nothing here hides a module of Python's own")
-    size, complete = packed_size(folder)
-    told = f"{'' if complete else 'more than '}{size / MIB:.1f} MiB as Ray packs it"
-    if size > PACKED_MOST:
-        told += f"; at most {PACKED_MOST // MIB} MiB can be sent: list large files in .gitignore or .rayignore"
-        yield Finding("working_dir", "refuse", told)
+        yield Finding("modules", "ok", "no file here hides a module of the standard library")
+    size, is_complete = measure_upload(folder)
+    text = f"{'' if is_complete else 'more than '}{size / MIB:.1f} MiB to upload with a Ray job"
+    if size > MAX_UPLOAD:
+        text += f"; at most {MAX_UPLOAD // MIB} MiB are allowed: list large files in .gitignore or .rayignore"
+        yield Finding("working_dir", "refuse", text)
     else:
-        yield Finding("working_dir", "ok" if complete else "warn", told)
+        yield Finding("working_dir", "ok" if is_complete else "warn", text)
 
 
-def _shadows(folder: Path) -> Iterator[str]:
-    """Files and packages in a folder that are found before the standard library's when the folder is on the path."""
+def _find_shadows(folder: Path) -> Iterator[str]:
+    """Yield files and packages that Python would import instead of the standard library's."""
     for entry in folder.iterdir():
         name = entry.stem if entry.suffix == ".py" else entry.name
         if name not in sys.stdlib_module_names:
@@ -144,124 +182,125 @@ def _shadows(folder: Path) -> Iterator[str]:
             yield f"{entry.name}/__init__.py"
 
 
-def packed_size(folder: Path) -> tuple[int, bool]:
-    """Bytes that Ray would send as a working_dir, its ignore files heeded; whether all of them were counted."""
-    ignores = _ray_ignores()
+def measure_upload(folder: Path) -> tuple[int, bool]:
+    """Return how many bytes Ray would upload as a working_dir, and whether all of them were counted."""
+    read_ignores = _ray_ignores()
     deadline = time.monotonic() + _PACKING_SECONDS
-    total, left = 0, [(folder, list(ignores(folder)))]
-    while left:
-        here, rules = left.pop()
+    total, pending = 0, [(folder, list(read_ignores(folder)))]
+    while pending:
+        current, rules = pending.pop()
         try:
-            entries = list(here.iterdir())
+            entries = list(current.iterdir())
         except OSError:
             continue
         for entry in entries:
             if entry.name in {".git", ".venv", "venv", "__pycache__"} or any(rule(entry) for rule in rules):
                 continue
             if entry.is_dir() and not entry.is_symlink():
-                left.append((entry, [*rules, *ignores(entry)]))
+                pending.append((entry, [*rules, *read_ignores(entry)]))
             elif entry.is_file():
                 total += entry.stat().st_size
-        if total > PACKED_MOST or time.monotonic() > deadline:
-            return total, not left
+        if total > MAX_UPLOAD or time.monotonic() > deadline:
+            return total, not pending
     return total, True
 
 
-def _ray_ignores() -> Any:
-    """Ray's own reading of .gitignore and .rayignore; without Ray nothing is ignored."""
+def _ray_ignores() -> Callable[[Path], list[Callable[[Path], bool]]]:
+    """Return Ray's own reader of .gitignore and .rayignore; without Ray, one that ignores nothing."""
     import logging
 
     try:
-        from ray._private.runtime_env.packaging import get_excludes_from_ignore_files as found
+        from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
     except ImportError:
         return lambda folder: []
-    quiet = logging.getLogger("dbo.doctor")
-    quiet.propagate = False
-    return lambda folder: found(folder, include_gitignore=True, logger=quiet)
+    logger = logging.getLogger("dbo.doctor")
+    logger.propagate = False
+    read: Any = get_excludes_from_ignore_files
+    return lambda folder: list(read(folder, include_gitignore=True, logger=logger))
 
 
-def data(experiment: Any) -> Iterator[Finding]:
-    """Where data are said to lie."""
-    place = experiment.data_dir
-    if place is None:
+def check_data_dir(experiment: "Experiment") -> Iterator[Finding]:
+    """Check that data_dir, if it is set, is a readable folder."""
+    if experiment.data_dir is None:
         return
-    there = Path(place).expanduser()
-    ok = there.is_dir() and os.access(there, os.R_OK)
-    yield Finding("data_dir", "ok" if ok else "refuse", f"{place}{'' if ok else ' is not a folder that can be read'}")
+    folder = Path(experiment.data_dir).expanduser()
+    if folder.is_dir() and os.access(folder, os.R_OK):
+        yield Finding("data_dir", "ok", experiment.data_dir)
+    else:
+        yield Finding("data_dir", "refuse", f"{experiment.data_dir} is not a readable folder")
 
 
 # ---- servers ---------------------------------------------------------------------------------------------------------
 
 
-def reachable(experiment: Any) -> Iterator[Finding]:
-    """The Ray cluster and the MLflow server that the experiment or the environment names."""
+def check_servers(experiment: "Experiment") -> Iterator[Finding]:
+    """Check the Ray cluster and the MLflow server that the experiment or the environment names."""
     address = experiment.engine.get("address") or os.environ.get("RAY_ADDRESS")
     if address and experiment.engine["name"] == "ray":
-        place = net.host_and_port(address)
+        place = network.split_address(address)
         if place is None:
-            yield Finding("Ray", "ok", f"{address}: looked up when a run starts")
-        elif not net.listens(*place):
-            yield Finding("Ray", "refuse", f"nobody listens at {address}")
+            yield Finding("Ray", "ok", f"{address}: resolved when a run starts")
+        elif not network.accepts_connections(*place):
+            yield Finding("Ray", "refuse", f"no server at {address}")
         else:
-            yield from _ray_at(*place, f"Ray at {address}", token_wanted=not net.is_loopback(place[0]))
+            yield _check_ray(*place, f"Ray at {address}")
     else:
-        yield Finding("Ray", "ok", "an own one per command: loopback, with a token, without a dashboard")
+        yield Finding("Ray", "ok", "started by each command: loopback, with a token, without a dashboard")
     uri = experiment.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
     if uri.startswith(("http://", "https://")):
         parts = urlsplit(uri)
-        place = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        if not net.listens(*place):
-            yield Finding("MLflow", "refuse", f"nobody listens at {uri}")
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        if not network.accepts_connections(host, port):
+            yield Finding("MLflow", "refuse", f"no server at {uri}")
         else:
-            yield from _mlflow_at(*place, f"MLflow at {uri}", secure=parts.scheme == "https")
+            yield _check_mlflow(host, port, f"MLflow at {uri}", secure=parts.scheme == "https")
     else:
-        yield Finding("MLflow", "ok", uri or "a file of its own: no server")
+        yield Finding("MLflow", "ok", uri or "sqlite file beside the runs, no server")
 
 
-def _ray_at(host: str, port: int, subject: str, token_wanted: bool) -> Iterator[Finding]:
-    kind = net.ask(host, port).kind
+def _check_ray(host: str, port: int, subject: str) -> Finding:
     from dbo.platform.engine.ray_session import has_token
 
-    if kind == "ray, open":
-        told = "takes jobs without a token: anybody runs code there"
-        yield Finding(subject, "refuse" if token_wanted else "warn", told)
-    elif token_wanted and not has_token():
-        yield Finding(subject, "warn", "answers; no Ray token lies here, so either it has none or jobs will be refused")
-    else:
-        yield Finding(subject, "ok", "answers")
+    is_remote, probe = not network.is_loopback(host), network.probe_server(host, port)
+    if probe.service == "Ray" and probe.is_open:
+        text = "accepts jobs without a token: anybody who can connect can run code there"
+        return Finding(subject, "refuse" if is_remote else "warn", text)
+    if is_remote and not has_token():
+        return Finding(subject, "warn", "answers, but there is no Ray token here: if it requires one, jobs will fail")
+    return Finding(subject, "ok", "answers")
 
 
-def _mlflow_at(host: str, port: int, subject: str, secure: bool) -> Iterator[Finding]:
-    answer = net.ask(host, port, secure)
-    away = not net.is_loopback(host)
-    if answer.kind == "mlflow, open" and away:
-        yield Finding(subject, "refuse", "answers anybody without a password: it is not on this machine")
-    elif answer.any_host:
-        yield Finding(subject, "refuse", "answers to any Host header: web pages can reach it; see --allowed-hosts")
-    elif away and not secure:
-        yield Finding(subject, "warn", "answers; without https passwords and results can be read on the way")
-    else:
-        yield Finding(subject, "ok", "answers")
+def _check_mlflow(host: str, port: int, subject: str, secure: bool) -> Finding:
+    is_remote, probe = not network.is_loopback(host), network.probe_server(host, port, secure)
+    if probe.service == "MLflow" and probe.is_open and is_remote:
+        return Finding(subject, "refuse", "on another machine and without a password")
+    if probe.any_host:
+        return Finding(subject, "refuse", "answers to any Host header: web pages can reach it; see --allowed-hosts")
+    if is_remote and not secure:
+        return Finding(subject, "warn", "answers; without https, passwords and results are sent unencrypted")
+    return Finding(subject, "ok", "answers")
 
 
-def exposed() -> Iterator[Finding]:
-    """Servers of Ray and MLflow on this machine that others can reach."""
+def check_exposure() -> Iterator[Finding]:
+    """Find servers of Ray and MLflow on this machine that others can reach."""
     found = False
-    for server in net.servers():
+    for server in network.find_servers():
+        probe = server.probe
         where = f"port {server.port} ({server.process or 'unknown process'})"
-        reach = f"at {server.address}" if server.address else "on all interfaces"
-        if server.kind in ("ray, open", "ray core, open", "mlflow, open") and server.public:
-            found = True
-            what = "MLflow without a password" if server.kind.startswith("mlflow") else "Ray without a token"
-            yield Finding("exposed", "refuse", f"{what} {reach}, {where}; bind it to 127.0.0.1")
-        elif server.kind == "ray, open":
-            found = True
-            yield Finding("exposed", "warn", f"Ray without a token, {where}: any user of this machine runs code as you")
-        elif server.public and server.kind:
-            found = True
-            yield Finding("exposed", "warn", f"{server.kind} {reach}, {where}; a tunnel is safer")
-        elif server.any_host:
-            found = True
-            yield Finding("exposed", "warn", f"MLflow answers to any Host header, {where}: web pages can reach it")
+        interface = f"at {server.address}" if server.address else "on all interfaces"
+        if server.is_public and probe.is_open:
+            finding = Finding("exposed", "refuse", f"{probe.label} {interface}, {where}; bind it to 127.0.0.1")
+        elif probe.is_open and probe.service == "Ray":
+            text = f"{probe.label}, {where}: any user of this machine can run code as you"
+            finding = Finding("exposed", "warn", text)
+        elif server.is_public:
+            finding = Finding("exposed", "warn", f"{probe.label} {interface}, {where}; a tunnel is safer")
+        elif probe.any_host:
+            text = f"MLflow answers to any Host header, {where}: web pages can reach it"
+            finding = Finding("exposed", "warn", text)
+        else:
+            continue
+        found = True
+        yield finding
     if not found:
         yield Finding("exposed", "ok", "no Ray or MLflow server on this machine is open to others")

@@ -1,84 +1,128 @@
-"""`dbo list`: everything that an experiment can name, with one line each and its parameters."""
+"""`dbo list`: show every component that an experiment can name."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
+import typer
+from rich.markup import escape
 from rich.table import Table
 
-from dbo.algorithms.compression.compressors import COMPRESSORS
-from dbo.algorithms.registry import algorithms
-from dbo.platform.config import presets
-from dbo.platform.config.engines import ENGINES
-from dbo.platform.config.validation import Parameter, parameters, summary
-from dbo.platform.network.topology import TOPOLOGIES
-from dbo.tasks.datasets.digits import DATASETS
-from dbo.tasks.partitions import PARTITIONS
-from dbo.tasks.registry import TASKS
+from dbo.platform.cli.console import console, split_arguments
+
+if TYPE_CHECKING:
+    from dbo.platform.config.validation import Parameter
+
+
+def list_components(
+    arguments: Annotated[list[str] | None, typer.Argument(
+        metavar="KIND|NAME|plugins=[FILE.py]",
+        help="Kind (algorithms, tasks, ...) or name whose parameters are shown; plugins to include.")] = None,
+) -> None:
+    """List algorithms, tasks, data sets and other components.
+
+    With a kind or a name, also show parameters: default, range and meaning.
+    """
+    from dbo.platform.config import overrides
+    from dbo.platform.config.experiment import Experiment
+    from dbo.platform.config.validation import pick
+
+    name, given = split_arguments(arguments, "kind or name")
+    settings = overrides.parse(given)
+    for key in settings:
+        pick("list", key, ["plugins"])
+    if settings:
+        Experiment(**settings)              # loads the plugins
+    components = read_components()
+    if name is None:
+        _show_overview(components)
+        return
+    pick("list", name, [*components, *(component.name for kind in components.values() for component in kind)])
+    for kind, members in components.items():
+        chosen = [component for component in members if name in (kind, component.name)]
+        if chosen:
+            _show_parameters(kind, chosen, with_presets=name != kind and kind == "algorithms")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Component:
+    """An algorithm, a task, a data set, …"""
+
     name: str
     summary: str
-    parameters: list[Parameter]
+    parameters: "list[Parameter]"
 
 
-def entries() -> dict[str, list[Entry]]:
-    """Kind → its entries, in the order of an experiment file."""
+def read_components() -> dict[str, list[Component]]:
+    """Return kind → its components, in the order of an experiment file."""
+    from dbo.algorithms.compression.compressors import COMPRESSORS
+    from dbo.algorithms.registry import algorithms
+    from dbo.platform.config.engines import ENGINES
+    from dbo.platform.config.validation import list_parameters, summarize
+    from dbo.platform.network.topology import TOPOLOGIES
+    from dbo.tasks.partitions import PARTITIONS
+    from dbo.tasks.registry import DATASETS, TASKS
+
     kinds: dict[str, dict[str, type]] = {
         "tasks": TASKS, "data sets": DATASETS, "topologies": TOPOLOGIES, "partitions": PARTITIONS,
         "compressors": COMPRESSORS, "engines": ENGINES,
     }
-    found = {"algorithms": [Entry(a.name, a.summary, parameters(a.config)) for a in algorithms().values()]}
-    for kind, known in kinds.items():
-        found[kind] = [Entry(name, summary(cls), parameters(cls)) for name, cls in known.items()]
+    found = {"algorithms": [Component(a.name, a.summary, list_parameters(a.config)) for a in algorithms().values()]}
+    for kind, classes in kinds.items():
+        found[kind] = [Component(name, summarize(cls), list_parameters(cls)) for name, cls in classes.items()]
     return found
 
 
-def show(console: Console, only: str | None = None) -> None:
-    """Prints the catalogue, or the one entry (or kind) that is asked for."""
-    for kind, known in entries().items():
-        chosen = [entry for entry in known if only is None or only in (kind, entry.name)]
-        if not chosen:
-            continue
-        console.print(f"\n[bold]{kind}[/bold]")
-        for entry in chosen:
-            console.print(f"  [bold cyan]{entry.name}[/bold cyan]  {entry.summary}", highlight=False)
-            if entry.parameters:
-                console.print(_table(entry.parameters))
-            if only == entry.name and kind == "algorithms" and (tuned := presets.known(entry.name)):
-                console.print("  [bold]presets[/bold]  in the place of these, where an experiment leaves them out")
-                console.print(_presets(tuned))
+def _show_overview(components: dict[str, list[Component]]) -> None:
+    """Print a line per component."""
+    width = max(len(component.name) for members in components.values() for component in members)
+    for kind, members in components.items():
+        console.print(f"[bold]{kind}[/bold]")
+        rows = [(f"  [bold cyan]{component.name}[/bold cyan]", escape(component.summary)) for component in members]
+        _show_rows(rows, first_width=width + 2)
+        console.print()
+    console.print("`dbo list NAME` shows the parameters of one of them.", highlight=False)
 
 
-def names() -> Iterator[str]:
-    """All that `dbo list WHAT` understands."""
-    for kind, known in entries().items():
-        yield kind
-        yield from (entry.name for entry in known)
+def _show_parameters(kind: str, members: list[Component], with_presets: bool) -> None:
+    """Print components with their parameters: name, default, range and meaning."""
+    from dbo.platform.config import presets
+
+    console.print(f"[bold]{kind}[/bold]")
+    for component in members:
+        _show_rows([(f"  [bold cyan]{component.name}[/bold cyan]", escape(component.summary))])
+        _show_rows([
+            (f"    {parameter.name}", f"[green]{escape(_format(parameter.default))}[/green]",
+             f"[dim]{escape(parameter.allowed)}[/dim]", escape(parameter.meaning))
+            for parameter in component.parameters
+        ])
+        if with_presets and (tuned := presets.list_presets(component.name)):
+            console.print("  [bold]presets[/bold]  replace these defaults where an experiment does not set a value")
+            _show_rows([
+                (f"    {where}", ", ".join(f"{name} {_format(value)}" for name, value in values.items()))
+                for where, values in tuned.items()
+            ])
 
 
-def _table(found: list[Parameter]) -> Table:
+def _show_rows(rows: Sequence[Sequence[str]], first_width: int = 0) -> None:
+    """Print rows in columns; the first one does not wrap."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(min_width=18)
-    for parameter in found:
-        grid.add_row(f"    {parameter.name}", f"[green]{_show(parameter.default)}[/green]",
-                     f"[dim]{parameter.allowed}[/dim]", parameter.meaning)
-    return grid
+    for number in range(max(map(len, rows), default=0)):
+        grid.add_column(no_wrap=number == 0, min_width=first_width if number == 0 else None)
+    for row in rows:
+        grid.add_row(*row)
+    if rows:
+        console.print(grid, highlight=False)
 
 
-def _presets(tuned: dict[str, dict[str, Any]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    for where, values in tuned.items():
-        grid.add_row(f"    {where}", ", ".join(f"{name} {_show(value)}" for name, value in values.items()))
-    return grid
+def _format(value: Any) -> str:
+    """Format a default as an experiment file has it; a compressor by its registered name."""
+    from dbo.algorithms.compression.compressors import COMPRESSORS
 
-
-def _show(value: Any) -> str:
     if value is ...:
         return "required"
+    if value is None:
+        return "null"
     if isinstance(value, float):
         return f"{value:g}"
     name = next((name for name, kind in COMPRESSORS.items() if kind is type(value)), None)

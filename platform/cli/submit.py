@@ -1,56 +1,109 @@
-"""`dbo submit`: an experiment or a sweep as a Ray job. Checked here, run there; output, exit code and folder come back.
+"""`dbo submit`: run an experiment or a sweep as a Ray job.
+
+The input is checked here and run there; the job's output, exit code and results folder come back.
 """
 
 import asyncio
-import json
 import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from dbo.platform.config import yaml_io
-from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.ray_session import prepare_client
+import typer
+
+from dbo.platform.cli.console import Arguments, print_line, split_arguments
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.runs.remote import Storage, is_url
-from dbo.platform.runs.runner import default_folder
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+    from dbo.platform.config.experiment import Experiment
+
+
+def submit_job(
+    arguments: Arguments = None,
+    address: Annotated[str, typer.Option(
+        "--address", metavar="URL", help="Ray Jobs server of the cluster, e.g. http://127.0.0.1:8265.")] = "",
+    storage: Annotated[str, typer.Option(
+        "--storage", metavar="DIR|URL", help="Shared path or URL; the results folder is created below it.")] = "",
+    out: Annotated[Path | None, typer.Option(
+        "--out", metavar="DIR", help="Copy the results folder here when the job has ended.")] = None,
+    wheel: Annotated[Path | None, typer.Option(
+        "--wheel", metavar="FILE", help="dbo wheel to upload, where dbo is not installed on the cluster.")] = None,
+    wait: Annotated[bool, typer.Option(
+        "--wait/--no-wait", help="Show the job's output until it ends, or return at once.")] = True,
+) -> None:
+    """Run an experiment or a sweep as a job on a Ray cluster.
+
+    `dbo submit sweep NAME ...` submits a sweep. The exit code is the job's. Submit the same job again to
+    resume it.
+    """
+    if arguments and arguments[0] == "sweep":
+        job = sweep_job(arguments[1:])
+    else:
+        from dbo.platform.config.experiment import Experiment
+
+        job = experiment_job(Experiment.read(*split_arguments(arguments)))
+    for name, value in (("--address", address), ("--storage", storage)):
+        if not value:
+            raise InputError(f"{name}: a value is required")
+    code = run_job(job, address, storage, fetch_to=out, wheel=wheel, wait=wait)
+    if code:
+        sys.exit(code)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a cluster is asked to do, and what it needs for that."""
+    """A command to run on a cluster, and the files that it needs."""
 
-    command: Sequence[str]              # of `dbo`; the place of its results is added
-    name: str                           # of the folder for its results
+    command: Sequence[str]              # arguments of `dbo`, without --out
+    name: str                           # of the results folder
     key: str                            # the same for the same work
-    pack: Callable[[Path], None]        # puts into a folder the files that the command reads
-    shared: bool = False                # whether the results need a path, where a URL will not do
+    pack: Callable[[Path], None]        # writes the files that the command reads into a folder
+    needs_path: bool = False            # results must go to a path, a URL is refused
 
 
-def job_of(kind: str, arguments: Sequence[str]) -> Job | None:
-    """Pack the command `kind` as a job; None if it is not a command that can run as one."""
-    if kind != "sweep":
-        return None
-    from dbo.platform.cli.sweep import pack
+def experiment_job(experiment: "Experiment") -> Job:
+    """Return the job of one run."""
+    from dbo.platform.config import bundle, yaml_io
+    from dbo.platform.runs.runner import default_folder
 
-    return pack(arguments)
-
-
-def experiment_job(experiment: Experiment) -> Job:
-    """One run."""
     if experiment.engine["name"] != "ray":
         raise InputError(f"engine.name: {experiment.engine['name']} cannot be submitted; must be ray")
+
+    def pack(folder: Path) -> None:
+        target = folder / "experiment.yaml"
+        target.touch()                           # reserves the name
+        data = bundle.copy_experiment_files(experiment.to_dict(), folder)
+        data["engine"]["address"] = None         # the job uses the cluster that it runs on
+        target.write_text(yaml_io.dump(data), encoding="utf-8")
+
+    return Job(["run", "experiment.yaml", "--resume"], default_folder(experiment).name, experiment.run_key, pack)
+
+
+def sweep_job(arguments: Sequence[str]) -> Job:
+    """Return the job of a sweep, checked as far as possible without its data."""
+    from dbo.sweeps import plan
+    from dbo.sweeps.grid import Grid
+
+    name, overrides = split_arguments(arguments, "sweep")
+    if name is None:
+        raise InputError("sweep: a file or a name is required")
+    sweep = plan.read_sweep(plan.find_sweep(name), overrides)
+    grid = Grid(sweep, measure=False)
+    _ = grid.cells                               # validates every cell
     return Job(
-        ["run", "experiment.yaml", "--resume"], default_folder(experiment).name, experiment.run_key,
-        lambda folder: _pack(experiment, folder),
+        ["sweep", "sweep.yaml"], f"sweep-{sweep.name}-{grid.key[:8]}", grid.key,
+        lambda folder: plan.pack_sweep(sweep, folder), needs_path=True,
     )
 
 
-def submit(
+def run_job(
     job: Job,
     address: str,
     storage: str,
@@ -58,36 +111,39 @@ def submit(
     fetch_to: Path | None = None,
     wheel: Path | None = None,
     wait: bool = True,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print_line,
 ) -> int:
-    """Submits, follows and fetches; the job's exit code.
+    """Submit a job, wait for its end, fetch its results and return its exit code.
 
-    `storage` is a path that all machines share or a URL; the folder of the results is made below it. A job that is
-    submitted again goes on from what lies there.
+    The results go to a folder below `storage`. A job that is submitted again resumes from that folder.
     """
-    if fetch_to is not None and fetch_to.exists() and not _free(fetch_to, job):
-        raise InputError(f"--out: {fetch_to} is in use for something else; must be new, empty or of this very job")
-    if job.shared and is_url(storage):
+    from dbo.platform.runs.remote import is_url
+
+    if fetch_to is not None and fetch_to.exists() and not _is_free(fetch_to, job):
+        raise InputError(f"--out: {fetch_to} is in use; must be new, empty or hold results of this job")
+    if job.needs_path and is_url(storage):
         raise InputError(f"--storage: {storage} is not allowed; must be a path that all machines share")
     place = f"{storage.rstrip('/')}/{job.name}"
-    client = _client(address)
+    client = _connect(address)
     with tempfile.TemporaryDirectory(prefix="dbo-submit-") as folder:
         job.pack(Path(folder))
         environment: dict[str, Any] = {"working_dir": folder}
         if wheel is not None:
             environment["py_modules"] = [str(wheel)]
         command = shlex.join(["python", "-m", "dbo.platform.cli", *job.command, "--out", place])
-        sent = _send(client, command, environment, job.key)
-    say(f"submitted {sent}; results go to {place}")
+        job_id = _send(client, command, environment, job.key)
+    log(f"submitted {job_id}; results go to {place}")
     if not wait:
         return 0
-    code = _follow(client, sent, say)
+    code = _follow(client, job_id, log)
     if fetch_to is not None:
-        say(_fetch(place, fetch_to))
+        log(_fetch(place, fetch_to))
     return code
 
 
-def _client(address: str) -> Any:
+def _connect(address: str) -> "JobSubmissionClient":
+    from dbo.platform.engine.ray_session import prepare_client
+
     prepare_client()
     from ray.job_submission import JobSubmissionClient
 
@@ -98,88 +154,62 @@ def _client(address: str) -> Any:
         raise InputError(f"--address: no Ray Jobs server answers at {address}: {reason}") from None
 
 
-def _send(client: Any, command: str, environment: dict[str, Any], run_key: str) -> str:
-    """The job's id. A head that has just started says that no agent is there yet: it is asked again for a minute."""
+def _send(client: "JobSubmissionClient", command: str, environment: dict[str, Any], run_key: str) -> str:
+    """Submit a job and return its id. Retry for a minute: a head that has just started has no agent yet."""
     deadline = time.monotonic() + 60
     while True:
         try:
-            return str(client.submit_job(
-                entrypoint=command, runtime_env=environment, metadata={"run_key": run_key}
-            ))
+            return client.submit_job(entrypoint=command, runtime_env=environment, metadata={"run_key": run_key})
         except RuntimeError as error:
             if "No available agent" not in str(error) or time.monotonic() > deadline:
                 raise RunError(f"the cluster refused the job: {str(error).strip().partition(chr(10))[0]}") from None
             time.sleep(2)
 
 
-def _pack(experiment: Experiment, folder: Path) -> None:
-    """A working directory of its own: the resolved experiment and the files it names, nothing else of this machine."""
-    data = experiment.resolved()
-    target = folder / "experiment.yaml"
-    target.touch()
-    data["engine"]["address"] = None         # the job finds the cluster that it runs on
-    data["plugins"] = [carry(plugin, folder) if plugin.endswith(".py") else plugin for plugin in data["plugins"]]
-    if "file" in data["topology"]:
-        data["topology"]["file"] = carry(data["topology"]["file"], folder)
-    target.write_text(yaml_io.dump(data), encoding="utf-8")
-
-
-def carry(file: str, folder: Path) -> str:
-    """Takes a file along; what it is called there."""
-    source = Path(file).expanduser()
-    if (folder / source.name).exists():
-        raise InputError(f"{file}: two files of an experiment are called {source.name}")
-    shutil.copyfile(source, folder / source.name)
-    return source.name
-
-
-def _follow(client: Any, job: str, say: Callable[[str], None]) -> int:
-    """Prints the job's output as it comes, until the job has ended."""
+def _follow(client: "JobSubmissionClient", job_id: str, log: Callable[[str], None]) -> int:
+    """Report the job's output until the job has ended; return its exit code."""
 
     async def tail() -> None:
-        async for text in client.tail_job_logs(job):
-            say(text.rstrip("\n"))
+        async for text in client.tail_job_logs(job_id):
+            log(text.rstrip("\n"))
 
     try:
         asyncio.run(tail())
     except KeyboardInterrupt:
-        say(f"{job} goes on without you; `ray job stop {job}` ends it")
+        log(f"{job_id} continues on the cluster; `ray job stop {job_id}` ends it")
         raise
-    info = client.get_job_info(job)
+    info = client.get_job_info(job_id)
     while not info.status.is_terminal():      # the stream of output may end before the job does
         time.sleep(1)
-        info = client.get_job_info(job)
+        info = client.get_job_info(job_id)
     if info.status == "SUCCEEDED":
         return 0
     if info.driver_exit_code is not None:
         return int(info.driver_exit_code)
-    raise RunError(f"{job} {str(info.status).lower()}: {info.message}")
+    raise RunError(f"{job_id} {str(info.status).lower()}: {info.message}")
 
 
 def _fetch(place: str, to: Path) -> str:
+    """Copy the results to this machine; return a line about it."""
+    from dbo.platform.runs.remote import RemoteFolder, is_url
+
     if is_url(place):
-        found = Storage(place).fetch(to)
+        found = RemoteFolder(place).fetch(to)
     else:
         found = Path(place).is_dir()
         if found:
             shutil.copytree(place, to, dirs_exist_ok=True)
-    return f"fetched to {to}" if found else f"nothing to fetch: this machine sees no run at {place}"
+    return f"fetched to {to}" if found else f"nothing to fetch: {place} is not visible from this machine"
 
 
-def _free(folder: Path, job: Job) -> bool:
-    """Empty, or with what an earlier fetch of the same job has left."""
+def _is_free(folder: Path, job: Job) -> bool:
+    """Decide whether a folder is empty or holds results of the same job."""
+    from dbo.platform.runs.run_folder import find_group, find_summary
+
     if not folder.is_dir():
         return False
-    run, group = _facts(folder / "summary.json"), _facts(folder / "group.json")
-    if run:
-        return bool(run.get("run_key") == job.key)
-    if group:        # the cluster settles where cells run, and so the group's key: its name is what is known here
-        return job.name.startswith(f"{group.get('kind')}-{group.get('name')}-")
+    if (summary := find_summary(folder)) is not None:
+        return summary.run_key == job.key
+    if (group := find_group(folder)) is not None:        # its key depends on the cluster: only its name is known here
+        return job.name.startswith(f"{group.kind}-{group.name}-")
     return not any(folder.iterdir())
-
-
-def _facts(file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return {}

@@ -1,96 +1,63 @@
-"""`dbo sweep`."""
+"""`dbo sweep`: run a grid or a search of experiments on Ray Tune."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from dbo.platform.cli.console import Quiet, check_out, console, plainly
+from dbo.platform.cli.console import Quiet, console, print_line, split_arguments, validate_out, warn
 from dbo.platform.cli.report import write_outputs
-from dbo.platform.config.redact import masked
-from dbo.platform.errors import InputError, RunError
-
-if TYPE_CHECKING:
-    from dbo.platform.cli.submit import Job
-
-_SWEEP = typer.Argument(
-    metavar="FILE.yaml|NAME [key=value ...]",
-    help="A sweep; overrides of its experiment (rounds=20), its axes (axes.seed=[0,1]) or itself (mode=random).",
-)
+from dbo.platform.config.redact import redact
+from dbo.platform.errors import RunError
 
 
-def sweep(
-    arguments: Annotated[list[str] | None, _SWEEP] = None,
+def run_sweep(
+    arguments: Annotated[list[str] | None, typer.Argument(
+        metavar="FILE.yaml|NAME|key=value",
+        help="Sweep, and overrides of its experiment (rounds=20), axes (axes.seed=[0,1]) or mode (mode=random).",
+    )] = None,
     out: Annotated[str | None, typer.Option(
-        "--out", metavar="DIR", help="The folder for all cells; default: below runs/.")] = None,
+        "--out", metavar="DIR", help="Folder for all cells; default: a folder below runs/.")] = None,
     resume: Annotated[bool, typer.Option(
-        "--resume", help="Go on with the sweep in the folder, as the same command does without this.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells and the estimate, run nothing.")] = False,
+        "--resume", help="Resume the sweep in the folder. This is the default.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells and the estimate; run nothing.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a grid or a search of experiments on Ray Tune; without a name, list those that are shipped."""
-    from dbo.sweeps import plan, view
-    from dbo.sweeps import runner as sweeping
+    """Run a grid or a search of experiments on Ray Tune.
 
-    given = arguments or []
-    names, overrides = _split(given)
-    if not names:
-        view.show_shipped(console)
+    Without a name, list the included sweeps.
+    """
+    name, overrides = split_arguments(arguments, "sweep")
+    validate_out(out, url_allowed=False)
+
+    from dbo.sweeps import plan, runner, view
+
+    if name is None:
+        view.print_shipped_sweeps(console)
         return
-    check_out(out, url=False)
-    cells = sweeping.plan(plan.read(plan.find(names[0]), overrides))
-    folder = sweeping.Folder(
-        Path(out) if out else sweeping.default_folder(cells), cells, shlex.join(["dbo", "sweep", *map(masked, given)]))
-    folder.earlier()
-    shown: Any = None if quiet else console
-    forecast = sweeping.Forecast(folder, shown or (console if dry_run else None))
+    grid = runner.build_grid(plan.read_sweep(plan.find_sweep(name), overrides))
+    command = shlex.join(["dbo", "sweep", *map(redact, arguments or ())])
+    folder = runner.SweepFolder(Path(out) if out else runner.default_sweep_folder(grid), grid, command)
+    folder.read_group()
+    progress = runner.SweepProgress(folder, console if dry_run or not quiet else None)
     if dry_run:
-        view.show_cells(console, forecast, folder)
+        view.print_cells(console, progress)
     if dry_run or not quiet:
-        plainly(f"{cells.sweep.name}: {forecast.text(sweeping.slots(cells))}")
+        print_line(f"{grid.sweep.name}: {progress.format(runner.count_local_slots(grid))}")
     if dry_run:
         return
-    if forecast.left:
-        sweeping.connect(cells)             # first of all: without it nothing is written
-    with folder, _tracking(folder):
-        outcome = sweeping.run(folder, forecast, shown)
-        view.show_outcome(console, cells.sweep, outcome)
-        plainly(f"folder: {outcome.out}")
-        write_outputs("sweep", outcome.out, quiet)
-    if outcome.failed:
-        label, error = outcome.failed[0]
-        raise RunError(f"{len(outcome.failed)} of {len(outcome.cells)} cells failed; {label}: {error}")
+    if progress.left:
+        runner.connect_cluster(grid)            # first: nothing is written if there is no cluster
 
+    from dbo.platform.tracking.process import follow_in_background
 
-def pack(arguments: Sequence[str]) -> "Job":
-    """The sweep as a job: checked here, as far as that can be done without its data."""
-    from dbo.platform.cli.submit import Job
-    from dbo.sweeps import plan
-    from dbo.sweeps.grid import Cells
-
-    names, overrides = _split(arguments)
-    if not names:
-        raise InputError("sweep: a file or a name is required")
-    sweep = plan.read(plan.find(names[0]), overrides)
-    cells = Cells(sweep, sized=False)
-    _ = cells.fixed
-    return Job(
-        ["sweep", "sweep.yaml"], f"sweep-{sweep.name}-{cells.key[:8]}", cells.key,
-        lambda folder: plan.pack(sweep, folder), shared=True,
-    )
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    names = [argument for argument in arguments if "=" not in argument]
-    if len(names) > 1:
-        raise InputError(f"{names[1]!r}: one sweep at most; overrides are of the form key=value")
-    return names, [argument for argument in arguments if "=" in argument]
-
-
-def _tracking(folder: Any) -> Any:
-    from dbo.platform.tracking.process import following
-
-    base = folder.cells.base
-    return following(folder.path, base.tracking.uri, base.tracking.experiment, plainly)
+    tracking = grid.base.tracking
+    with folder, follow_in_background(folder.path, tracking.uri, tracking.experiment, warn):
+        result = runner.run_sweep(folder, progress, None if quiet else console)
+        view.print_result(console, grid.sweep, result)
+        print_line(f"folder: {result.out}")
+        write_outputs("sweep", result.out, quiet)
+    if result.failed:
+        label, error = result.failed[0]
+        raise RunError(f"{len(result.failed)} of {len(result.cells)} cells failed; {label}: {error}")

@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 
-def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, comparison or sweep.")],
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On loopback; 0: any free one.")] = 8321,
+def watch_run(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, comparison or sweep.")],
+    port: Annotated[int, typer.Option(
+        "--port", metavar="N", min=0, max=65535, help="Port on loopback; 0: any free port.")] = 8321,
 ) -> None:
-    """Serve a live page of a running experiment on loopback."""
-    from dbo.dashboards.watch.server import serve
+    """Serve a live page of a running experiment on this machine."""
+    from dbo.dashboards.watch.server import serve_live_page
 
-    serve(folder, port)
+    serve_live_page(folder, port)

@@ -1,9 +1,9 @@
-"""Runs in MLflow, fed from their folders by a process of its own: training never waits for a tracking server.
+"""Send runs to MLflow from a background process, so that training never waits for a tracking server.
 
     python -m dbo.platform.tracking.process ROOT --uri URI --experiment NAME --follow
 
-follows the folder of a run or a group until its standard input closes, then brings over the rest and ends. If the
-command that started it is killed, its input closes too: what was recorded is brought over, and the run is KILLED.
+follows the folder of a run or a group until its standard input closes, sends the rest and ends. If the command that
+started it is killed, its input closes too: it sends what was recorded and marks the run as KILLED.
 """
 
 import argparse
@@ -18,228 +18,187 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from dbo.platform.cli.console import console
+from rich.console import Console
+
 from dbo.platform.config import tracking_uri
-from dbo.platform.config.redact import masked
-from dbo.platform.errors import InputError, RunError
+from dbo.platform.config.redact import redact
+from dbo.platform.errors import InputError
+
+if TYPE_CHECKING:
+    from dbo.platform.tracking.sync import Writer
 
 _POLL = 1.0                     # seconds between two looks at the folder
 _BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0)
-_ATTEMPTS = 3                   # that may fail in a row once the command has ended
-_ALONE = 60.0                   # seconds without progress that a writer goes on for after its command was killed
-_LINGER = 20.0                  # seconds that processes of a killed command may hold on to their folders
-_SILENCE = 30.0                 # seconds without a word after which a command no longer waits for its writer
+_ATTEMPTS = 3                   # failures in a row that are allowed once the command has ended
+_ORPHAN_SECONDS = 60.0          # without progress, after which a process whose command was killed gives up
+_LOCK_SECONDS = 20.0            # for which processes of a killed command may keep their folders locked
+_SILENCE_SECONDS = 30.0         # without a message, after which a command stops waiting for its background process
 _ERROR, _NOTICE = re.compile(r"\w(Error|Exception)\b"), re.compile(r"\b(WARNING|INFO)\b")
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+Status = dict[str, Any]         # a message of the background process: points, left, error, done
+
+
+# ---- in the command --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def following(root: Path, uri: str | None, experiment: str, say: Say = print) -> Iterator[None]:
-    """Has a writer follow `root`; at the end gives it a bounded time, and tells what is left and how to bring it in."""
+def follow_in_background(root: Path, uri: str | None, experiment: str, log: Log = print) -> Iterator[None]:
+    """Send `root` to MLflow from a background process during the `with` block.
+
+    At the end, wait for the process for a bounded time. If points are missing then, log how to send them.
+    """
     if uri == tracking_uri.OFF:
         yield
         return
-    store, since = tracking_uri.place(uri, root), time.time()
+    store, since = tracking_uri.resolve_uri(uri, root), time.time()
     command = [sys.executable, "-m", "dbo.platform.tracking.process", str(root), "--uri", store,
                "--experiment", experiment, "--follow", "--since", repr(since)]
-    with tempfile.TemporaryFile() as complaints:
-        writer = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints,
-            start_new_session=True,             # Ctrl-C is for the command: the writer then brings over what there is
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            start_new_session=True,             # Ctrl-C is for the command: the process then sends what is recorded
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         refused = False
         try:
             yield
         except InputError:
-            refused = not _ended(root, since)   # nothing has been run, nothing is to be written
+            refused = not _has_ended(root, since)       # nothing was run: write nothing
             raise
         finally:
             try:
                 if not refused:
-                    with console.status("bringing the rest to MLflow"):
-                        _await(writer, root, store, say, complaints)
+                    with Console().status("sending the remaining points to MLflow"):
+                        _wait_for(process, root, store, log, errors)
             finally:
-                writer.kill()
-                writer.wait()
-                for pipe in (writer.stdin, writer.stdout):
+                process.kill()
+                process.wait()
+                for pipe in (process.stdin, process.stdout):
                     with suppress(OSError):
                         pipe.close()            # type: ignore[union-attr]
 
 
-def _ended(root: Path, since: float) -> bool:
-    """Whether what is in a folder was begun and has come to an end since then."""
-    from dbo.platform.runs.run_folder import started_since
-    from dbo.platform.tracking import reader as source
+def _has_ended(root: Path, since: float) -> bool:
+    """Decide whether the run or group in a folder started and ended since then."""
+    from dbo.platform.runs.run_folder import GROUP_FILE, has_group, has_started_since, read_group
+    from dbo.platform.tracking import reader
 
     with suppress(InputError, OSError):
-        if not source.is_group(root):
-            return source.run_ending(root) is not None and started_since(root, since)
-        written = (root / source.GROUP).stat().st_mtime
-        return written >= since and source.group_ending(source.read_group(root)) is not None
+        if not has_group(root):
+            return reader.read_run_ending(root) is not None and has_started_since(root, since)
+        written = (root / GROUP_FILE).stat().st_mtime
+        return written >= since and reader.build_group_ending(read_group(root)) is not None
     return False
 
 
-def _await(writer: "subprocess.Popen[bytes]", root: Path, store: str, say: Say, complaints: IO[bytes]) -> None:
-    """Lets the writer end; every word from it is a sign of progress."""
-    assert writer.stdin is not None
-    assert writer.stdout is not None
+def _wait_for(process: "subprocess.Popen[bytes]", root: Path, store: str, log: Log, errors: IO[bytes]) -> None:
+    """Let the process finish; every message from it is a sign of progress."""
+    assert process.stdin is not None
+    assert process.stdout is not None
     with suppress(OSError):
-        writer.stdin.close()
-    word: dict[str, Any] = {}
+        process.stdin.close()
+    status: Status = {}
     rest = b""
-    while select.select([writer.stdout], [], [], _SILENCE)[0]:
-        raw = os.read(writer.stdout.fileno(), 1 << 16)
+    while select.select([process.stdout], [], [], _SILENCE_SECONDS)[0]:
+        raw = os.read(process.stdout.fileno(), 1 << 16)
         if not raw:
             break
         *lines, rest = (rest + raw).split(b"\n")
         if lines:
-            word = json.loads(lines[-1])
-    if not word.get("done"):
-        say(_left(word, root, store, complaints))
+            status = json.loads(lines[-1])
+    if not status.get("done"):
+        log(_describe_missing(status, root, store, errors))
 
 
-def _left(word: dict[str, Any], root: Path, store: str, complaints: IO[bytes]) -> str:
-    complaints.seek(0)
-    error = word.get("error") or ("" if word else complaint(complaints.read().decode(errors="replace")))
-    what, them = ("the end of the run is" if word else "the run is"), "it"
-    if word.get("left"):
-        what, them = f"{word['left']} points of {word['points']} are", "them"
-    command = f"dbo sync {root}" + (f" --uri {store}" if tracking_uri.exposed(store) else "")
-    return f"{what} not in MLflow yet; `{command}` brings {them}" + (f" ({masked(error)})" if error else "")
+def _describe_missing(status: Status, root: Path, store: str, errors: IO[bytes]) -> str:
+    """Return a line with what is not in MLflow, the command that sends it, and the reason."""
+    errors.seek(0)
+    error = status.get("error") or ("" if status else last_error_line(errors.read().decode(errors="replace")))
+    missing, pronoun = ("the end of the run is" if status else "the run is"), "it"
+    if status.get("left"):
+        missing, pronoun = f"{status['left']} of {status['points']} points are", "them"
+    command = f"dbo sync {root}" + (f" --uri {store}" if tracking_uri.find_exposed_credentials(store) else "")
+    return f"{missing} not in MLflow yet; `{command}` sends {pronoun}" + (f" ({redact(error)})" if error else "")
 
 
-def complaint(text: str) -> str:
-    """The last line that names an error: libraries that try again write before it that they will, and after it when."""
+def last_error_line(text: str) -> str:
+    """Return the last line that names an error; libraries that retry log other lines before and after it."""
     lines = [line.strip() for line in text.strip().splitlines()]
     named = (line for line in reversed(lines) if _ERROR.search(line) and not _NOTICE.search(line))
-    return next(named, (lines or ["the writer gave no sign"])[-1])
+    return next(named, (lines or ["no message from the background process"])[-1])
 
 
-def sync(folder: Path, uri: str | None, experiment: str | None, say: Say = print) -> None:
-    """Brings one folder's runs into MLflow, and says what was new."""
-    from dbo.platform.tracking.client import Store, environment
-    from dbo.platform.tracking.sync import Writer, told
-
-    root = root_of(folder)
-    place = destination(root, uri)
-    writer = Writer(root, Store(place, experiment or str(_recorded(root).get("experiment") or "dbo")))
-    os.environ.update(environment(place))
-    try:
-        writer.write(last=True)
-    except (InputError, RunError):
-        raise
-    except Exception as error:
-        writer.count()
-        raise RunError(f"{folder}: {writer.left} points of {writer.points} are not in MLflow: {told(error)}") from error
-    for path, new, points in writer.runs:
-        say(f"{path}: sent {new} new points of {points}" if new else f"{path}: up to date, {points} points")
-
-
-def destination(root: Path, uri: str | None) -> str:
-    """The store that a folder goes to: the one that is given, else the one that it names, if that may be asked."""
-    if uri is None:
-        uri = _recorded(root).get("uri")
-        tracking_uri.check_recorded(f"{root}: tracking.uri", uri)
-    return tracking_uri.place(uri if uri != tracking_uri.OFF else None, root)
-
-
-def root_of(folder: Path) -> Path:
-    """The folder itself, or that of the group that it belongs to, whose runs are tracked below one parent."""
-    from dbo.platform.tracking import reader as source
-
-    if not source.is_group(folder) and source.run_facts(folder) is None:
-        raise InputError(f"{folder}: not the folder of a run, a comparison or a sweep")
-    place = folder.resolve()
-    for above in list(place.parents)[:2]:
-        if source.is_group(above):
-            members = source.read_group(above)["members"]
-            if any((above / member).resolve() == place for member in members):
-                return above
-    return folder
-
-
-def _recorded(root: Path) -> dict[str, Any]:
-    """The tracking section of what lies in a folder."""
-    from dbo.platform.config import yaml_io
-    from dbo.platform.tracking import reader as source
-
-    data = source.read_group(root) if source.is_group(root) else yaml_io.read(root / "experiment.yaml")
-    section = data.get("tracking")
-    return section if isinstance(section, dict) else {}
-
-
-# ---- the writer's process ------------------------------------------------------------------------------------------
+# ---- in the background process ---------------------------------------------------------------------------------------
 
 
 def _follow(root: Path, uri: str, experiment: str, since: float) -> None:
     os.nice(10)
     parent = os.getppid()
-    # The libraries take seconds: not before there is something to write, wrong input never gets there.
-    while not any((root / name).exists() for name in ("experiment.yaml", "group.json")) and not _closed(0.1):
+    # Imports take seconds: wait until there is something to send. With wrong input there never is.
+    while not any((root / name).exists() for name in ("experiment.yaml", "group.json")) and not _input_closes(0.1):
         pass
-    from dbo.platform.tracking.client import Store, environment
-    from dbo.platform.tracking.sync import Writer, told
+    from dbo.platform.tracking.client import Store, mlflow_environment
+    from dbo.platform.tracking.sync import Writer, describe_error
 
-    os.environ.update(environment(uri))
-    words = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)                               # the command reads our words, and none of the libraries'
+    os.environ.update(mlflow_environment(uri))
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)                               # the command reads our messages, not the output of libraries
     ended = progressed = 0.0
     failures = 0
     error = ""
 
-    def progress() -> None:
+    def on_progress() -> None:
         nonlocal progressed, failures
         progressed, failures = time.monotonic(), 0
         if ended:
-            _tell(words, writer, error)
+            _send_status(messages, writer, error)
 
-    writer = Writer(root, Store(uri, experiment), since, progress)
-    import mlflow  # noqa: F401 - slow: now, not between two looks at the folder
+    writer = Writer(root, Store(uri, experiment), since, on_progress)
+    import mlflow  # noqa: F401 - slow: import it now, not between two looks at the folder
 
     while True:
-        waiting = _POLL if not failures else _BACKOFF[min(failures, len(_BACKOFF)) - 1]
-        if not ended and _closed(waiting):
+        pause = _POLL if not failures else _BACKOFF[min(failures, len(_BACKOFF)) - 1]
+        if not ended and _input_closes(pause):
             ended = progressed = time.monotonic()
             failures = 0
         elif ended and failures:
-            time.sleep(waiting)
-        last = bool(ended)
+            time.sleep(pause)
+        is_last = bool(ended)
         try:
-            writer.write(last)
+            writer.write(is_last)
             error, failures = "", 0
-            if last and writer.lingering and time.monotonic() - ended < _LINGER:
+            if is_last and writer.has_running and time.monotonic() - ended < _LOCK_SECONDS:
                 time.sleep(_POLL)
-            elif last:
-                _tell(words, writer, "", done=True)
+            elif is_last:
+                _send_status(messages, writer, "", done=True)
                 return
         except Exception as failure:
-            error, failures = told(failure), failures + 1
+            error, failures = describe_error(failure), failures + 1
             with suppress(Exception):
-                writer.count()
-            if last:
-                _tell(words, writer, error)
-                alone = os.getppid() != parent
-                if time.monotonic() - progressed > _ALONE or (not alone and failures >= _ATTEMPTS):
+                writer.count_points()
+            if is_last:
+                _send_status(messages, writer, error)
+                is_orphan = os.getppid() != parent
+                if time.monotonic() - progressed > _ORPHAN_SECONDS or (not is_orphan and failures >= _ATTEMPTS):
                     return
 
 
-def _closed(seconds: float) -> bool:
-    """Waits, and tells whether standard input has closed."""
+def _input_closes(seconds: float) -> bool:
+    """Wait for at most `seconds`; return whether standard input has closed."""
     return bool(select.select([sys.stdin], [], [], seconds)[0]) and not os.read(sys.stdin.fileno(), 1 << 16)
 
 
-def _tell(words: IO[str], writer: Any, error: str, done: bool = False) -> None:
-    word = {"points": writer.points, "left": writer.left, "error": error, "done": done}
+def _send_status(messages: IO[str], writer: "Writer", error: str, done: bool = False) -> None:
+    status: Status = {"points": writer.points, "left": writer.unsent, "error": error, "done": done}
     with suppress(OSError):                     # the command may have been killed
-        words.write(json.dumps(word) + "\n")
+        messages.write(json.dumps(status) + "\n")
 
 
 def main() -> None:
-    """The writer's entry point."""
+    """Entry point of the background process."""
     parser = argparse.ArgumentParser(prog="python -m dbo.platform.tracking.process", description=__doc__)
     parser.add_argument("root", type=Path)
     parser.add_argument("--uri", required=True)
@@ -250,7 +209,9 @@ def main() -> None:
     if given.follow:
         _follow(given.root, given.uri, given.experiment, given.since)
     else:
-        sync(given.root, given.uri, given.experiment)
+        from dbo.platform.tracking.sync import sync_folder
+
+        sync_folder(given.root, given.uri, given.experiment)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""What MLflow is told about a folder: identity, parameters, tags, points, files, state. Knows nothing of MLflow."""
+"""Read what MLflow gets to know about a folder: identity, parameters, tags, points, files, status.
+
+Nothing here imports MLflow.
+"""
 
 import hashlib
 import json
@@ -9,14 +12,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
-from dbo.platform.runs.run_folder import COLUMNS, Record, RunFolder, read_events
+from dbo.platform.runs.run_folder import (
+    GROUP_FILE,
+    RunFolder,
+    read_events,
+    read_experiment,
+    read_metrics,
+    read_summary,
+)
+from dbo.platform.runs.schema import COLUMNS, Event, Group, Record, parse_record, section
 
-MAX_KEYS = 25               # of metrics per run: MLflow's page draws a chart for each
+MAX_KEYS = 25               # metrics per run: MLflow's page draws a chart for each
 MAX_PARAM, MAX_TAG = 6000, 8000
-GROUP = "group.json"
-_ASIDE = {"tracking", "data_dir"}           # not part of what is run; may differ between two starts of the same run
+_NOT_PARAMS = {"tracking", "data_dir"}      # may differ between two starts of the same run
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended, in MLflow's words and ours."""
+    """How a run ended: MLflow's status, and our own tags."""
 
     status: str                             # FINISHED | FAILED | KILLED | RUNNING
     tags: dict[str, str] = field(default_factory=dict)
@@ -41,190 +50,159 @@ class Ending:
     data: dict[str, Any] | None = None      # the data set: name, digest, source, context, partition
 
 
-def is_group(folder: Path) -> bool:
-    return (folder / GROUP).exists()
-
-
-def read_group(folder: Path) -> dict[str, Any]:
-    """group.json, whose members are run folders below it."""
-    try:
-        group = json.loads((folder / GROUP).read_bytes())
-        if not isinstance(group["members"], list) or not isinstance(group["key"], str):
-            raise ValueError("members and key are required")
-        for member in group["members"]:
-            if not (folder / str(member)).resolve().is_relative_to(folder.resolve()):
-                raise ValueError(f"{member!r} lies outside")
-        return dict(group)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder / GROUP}: cannot be read: {error}") from None
-
-
 class Points:
-    """The complete lines of metrics.jsonl, read as they come. A run that recovers or starts over takes lines back."""
+    """The complete lines of metrics.jsonl, read while it grows. A run that recovers or restarts takes lines back."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._offset, self._last = 0, b""
         self.records: dict[int, Record] = {}
 
     def read(self) -> bool:
-        """Takes in what is new; whether lines were taken back, so that what is known of sent points is old."""
+        """Read what is new; return whether lines were taken back, so that points already sent must be queried again."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset - len(self._last))
                 raw = file.read()
-                # A line that is written again has another timestamp: the last one tells whether the rest still stands.
-                renewed = not raw.startswith(self._last)
-                if renewed:
-                    self._forget()
+                # A line that is written again has another timestamp: the last line shows whether the rest is valid.
+                was_replaced = not raw.startswith(self._last)
+                if was_replaced:
+                    self._reset()
                     file.seek(0)
                     raw = file.read()
         except FileNotFoundError:
-            known = bool(self.records)
-            self._forget()
-            return known
+            had_records = bool(self.records)
+            self._reset()
+            return had_records
         lines = raw[len(self._last): raw.rfind(b"\n") + 1].splitlines(keepends=True)
         for line in lines:
-            record = json.loads(line)
-            self.records[int(record["round"])] = record
+            record = parse_record(line)
+            self.records[record["round"]] = record
         self._offset += sum(map(len, lines))
         self._last = lines[-1] if lines else self._last
-        return renewed
+        return was_replaced
 
 
-def values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """At most MAX_KEYS metrics of an evaluation, finite ones only: MLflow stores infinity as a large number."""
-    usual = [key for key in COLUMNS if key not in ("round", "timestamp")]
+def select_metrics(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield at most MAX_KEYS metrics of an evaluation, finite ones only: MLflow stores infinity as a large number."""
+    common = [key for key in COLUMNS if key not in ("round", "timestamp")]
     extra = [key for key in record if key not in COLUMNS]
-    for key in (*usual, *extra)[:MAX_KEYS]:
+    for key in (*common, *extra)[:MAX_KEYS]:
         value = record.get(key)
         if isinstance(value, int | float) and math.isfinite(value):
             yield key, float(value)
 
 
-def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"algorithm.compressor.ratio": "0.2", …}."""
-    found: dict[str, str] = {}
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return {"algorithm.compressor.ratio": "0.2", …}."""
+    flat: dict[str, str] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = _text(value)[:MAX_PARAM]
-    return found
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            flat[f"{prefix}{key}"] = text[:MAX_PARAM]
+    return flat
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def run_facts(folder: Path, axes: Iterable[str] = ()) -> Facts | None:
-    """Of a run's folder; None: there is no run in it yet. `axes`: what the runs of its group differ in."""
+def read_run_facts(folder: Path, axes: Iterable[str] = ()) -> Facts | None:
+    """Read the facts of a run; None if the folder has none yet. `axes`: what the runs of its group differ in."""
     files = RunFolder(folder)
-    started = [event for event in read_events(files.events) if event["kind"] == "started"]
-    summary = read_summary(folder) or {}
-    key = summary.get("run_key") or (started[-1].get("run_key") if started else None)
+    started = [event for event in read_events(files.events) if event.kind == "started"]
+    summary = read_summary(folder)
+    key = (summary.run_key if summary else "") or (started[-1].run_key if started else "")
     if not files.experiment.exists() or not key:
         return None
-    data = yaml_io.read(files.experiment)
-    origin = started[0] if started else {}
+    data = read_experiment(folder)
+    first = started[0] if started else Event("started")
     place = folder.resolve()
+    command = f"dbo run {place / files.experiment.name}"
     tags = {
-        "dbo.run_key": str(key),
-        "dbo.version": str(summary.get("version") or origin.get("version") or ""),
+        "dbo.run_key": key,
+        "dbo.version": (summary.version if summary else None) or first.version,
         "dbo.folder": str(place),
         "mlflow.source.name": f"dbo run {data.get('name', '')}".strip(),
-        "mlflow.source.type": "JOB" if origin.get("submission") else "LOCAL",
-        "mlflow.source.git.commit": str(origin.get("commit", "")),
-        "mlflow.user": str(origin.get("user", "")),
-        "ray.submission_id": str(origin.get("submission", "")),
-        "mlflow.note.content": (
-            f"Repeat it: `dbo run {place / 'experiment.yaml'}`\n\nGo on with it: `dbo run {place / 'experiment.yaml'} "
-            f"--out {place} --resume`\n\nFolder: `{place}`"
-        ),
+        "mlflow.source.type": "JOB" if first.submission else "LOCAL",
+        "mlflow.source.git.commit": first.commit,
+        "mlflow.user": first.user,
+        "ray.submission_id": first.submission,
+        "mlflow.note.content":
+            f"Repeat it: `{command}`\n\nResume it: `{command} --out {place} --resume`\n\nFolder: `{place}`",
     }
-    params = flat({name: value for name, value in data.items() if name not in _ASIDE})
-    when = started[0]["timestamp"] if started else _time(summary.get("started"))
-    return Facts("dbo.run_key", str(key), run_name(data, axes), int(1000 * (when or 0)), params, _filled(tags))
+    params = flatten({name: value for name, value in data.items() if name not in _NOT_PARAMS})
+    when = first.timestamp or _parse_time(summary.started if summary else None)
+    return Facts("dbo.run_key", key, format_run_name(data, axes), int(1000 * when), params, _drop_empty(tags))
 
 
-def run_name(data: Mapping[str, Any], axes: Iterable[str] = ()) -> str:
-    """algorithm · topology · h · seed, and what else the runs of a group differ in."""
-    given = flat(data)
-    named = {"algorithm.name", "topology.name", "seed"} | {key for key in given if key.startswith("partition.")}
-    further = [axis for axis in axes if axis in given and axis not in named]
-    partition = dict(data.get("partition", {}))
+def format_run_name(data: Mapping[str, Any], axes: Iterable[str] = ()) -> str:
+    """Return algorithm · topology · h · seed, and what else the runs of a group differ in."""
+    settings = flatten(data)
+    shown = {"algorithm.name", "topology.name", "seed"} | {key for key in settings if key.startswith("partition.")}
+    further = [axis for axis in axes if axis in settings and axis not in shown]
+    partition = dict(section(data, "partition"))
     kind = partition.pop("name", "")
-    how = " ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-                   for key, value in partition.items())
+    parameters = " ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+                          for key, value in partition.items())
     return " · ".join(part for part in (
-        str(data.get("algorithm", {}).get("name", "")), str(data.get("topology", {}).get("name", "")),
-        how or str(kind), f"seed {data.get('seed', 0)}",
-        *(f"{axis.rpartition('.')[2]} {given[axis]}" for axis in further),
+        str(section(data, "algorithm").get("name", "")), str(section(data, "topology").get("name", "")),
+        parameters or str(kind), f"seed {data.get('seed', 0)}",
+        *(f"{axis.rpartition('.')[2]} {settings[axis]}" for axis in further),
     ) if part)
 
 
-def group_facts(folder: Path, group: Mapping[str, Any]) -> Facts:
-    """Of the parent run of a comparison or a sweep."""
+def build_group_facts(folder: Path, group: Group) -> Facts:
+    """Build the facts of the parent run of a comparison or a sweep."""
+    if not group.key:
+        raise InputError(f"{folder / GROUP_FILE}: cannot be read: key is missing")
     place = folder.resolve()
     tags = {
-        "dbo.group_key": group["key"],
-        "dbo.kind": str(group.get("kind", "")),
+        "dbo.group_key": group.key,
+        "dbo.kind": group.kind,
         "dbo.folder": str(place),
-        "mlflow.source.name": f"dbo {group.get('kind', '')}",
+        "mlflow.source.name": f"dbo {group.kind}",
         "mlflow.source.type": "LOCAL",
-        "mlflow.note.content": f"Repeat it: `{group.get('command', '')}`\n\nFolder: `{place}`",
-        "dbo.axes": _axes(group),
+        "mlflow.note.content": f"Repeat it: `{group.command}`\n\nFolder: `{place}`",
+        "dbo.axes": _format_axes(group),
     }
-    params = {"target": str(group["target"])} if group.get("target") else {}
-    name = f"{group.get('kind', 'group')}: {group.get('name', place.name)}"
-    when = _time(group.get("started")) or 0
-    return Facts("dbo.group_key", group["key"], name, int(1000 * when), params, _filled(tags))
+    params = {"target": group.target} if group.target else {}
+    name = f"{group.kind or 'group'}: {group.name or place.name}"
+    return Facts(
+        "dbo.group_key", group.key, name, int(1000 * _parse_time(group.started)), params, _drop_empty(tags))
 
 
-def run_ending(folder: Path) -> Ending | None:
-    """How the run in a folder ended; None: it has not."""
+def read_run_ending(folder: Path) -> Ending | None:
+    """Read how the run in a folder ended; None if it has not."""
     summary = read_summary(folder)
     if summary is None:
         return None
-    status = str(summary.get("status", "failed"))
-    tags = {"dbo.status": status, "dbo.error": str(summary.get("error", ""))[:MAX_TAG]}
-    digest = str((summary.get("problem") or {}).get("data_sha256", ""))
-    ended = [event["timestamp"] for event in read_events(folder / "events.jsonl") if event["kind"] == "ended"]
+    status, digest = summary.status or "failed", summary.data_digest or ""
+    tags = {"dbo.status": status, "dbo.error": (summary.error or "")[:MAX_TAG], "dbo.data_digest": digest}
+    ended = [event.timestamp for event in read_events(RunFolder(folder).events) if event.kind == "ended"]
     return Ending(
-        "FINISHED" if status == "finished" else "FAILED", {**tags, "dbo.data_digest": digest},
-        int(1000 * ended[-1]) if ended else None, _data_set(folder, digest),
+        "FINISHED" if status == "finished" else "FAILED", tags, int(1000 * ended[-1]) if ended else None,
+        _describe_data(folder, digest) if digest else None,
     )
 
 
-def group_ending(group: Mapping[str, Any]) -> Ending | None:
-    status = str(group.get("status", "running"))
-    if status == "running":
+def build_group_ending(group: Group) -> Ending | None:
+    """Return how a comparison or a sweep ended; None if it has not."""
+    if group.status in ("running", ""):
         return None
-    return Ending("FINISHED" if status == "finished" else "FAILED", {"dbo.status": status, "dbo.axes": _axes(group)})
+    tags = {"dbo.status": group.status, "dbo.axes": _format_axes(group)}
+    return Ending("FINISHED" if group.status == "finished" else "FAILED", tags)
 
 
-def _axes(group: Mapping[str, Any]) -> str:
-    """What the members differ in. A tag: a sweep that is extended has others, and parameters cannot change."""
-    return json.dumps(group.get("axes") or {}, ensure_ascii=False)[:MAX_TAG]
+def _format_axes(group: Group) -> str:
+    """Return what the members differ in. A tag: a sweep that is extended has others, and parameters cannot change."""
+    return json.dumps(group.axes, ensure_ascii=False)[:MAX_TAG]
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads((folder / "summary.json").read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{folder / 'summary.json'}: cannot be read: {error}") from None
-
-
-def _data_set(folder: Path, digest: str) -> dict[str, Any] | None:
-    if not digest:
-        return None
-    data = yaml_io.read(folder / "experiment.yaml")
-    task, partition = data.get("task", {}), data.get("partition", {})
+def _describe_data(folder: Path, digest: str) -> dict[str, Any]:
+    data = read_experiment(folder)
+    task, partition = section(data, "task"), section(data, "partition")
     return {
         "name": str(task.get("dataset") or task.get("name", "data")),
         "digest": digest[:36],
@@ -234,24 +212,23 @@ def _data_set(folder: Path, digest: str) -> dict[str, Any] | None:
     }
 
 
-def artifacts(folder: Path, group: bool) -> dict[str, tuple[Path, str]]:
-    """The files that go to MLflow: name there, path here and a digest of what decides its content."""
-    if group:
-        kinds = ("*.csv", "*.parquet", "*.yaml", "*.html", GROUP, "topology.png", "figures/*.png", "figures/*.pdf")
+def list_artifacts(folder: Path, is_group: bool) -> dict[str, tuple[Path, str]]:
+    """Return the files for MLflow: the name there, the path here and a digest of what decides the content."""
+    if is_group:
+        kinds = ("*.csv", "*.parquet", "*.yaml", "*.html", GROUP_FILE, "topology.png", "figures/*.png", "figures/*.pdf")
         chosen = {path.relative_to(folder).as_posix(): path for kind in kinds
                   for path in folder.glob(kind) if not path.name.startswith(".")}
     else:
-        names = ("experiment.yaml", "summary.json", "network.json", "state.safetensors", "topology.png", "report.html")
-        chosen = {name: folder / name for name in names}
-        chosen["nodes.parquet"] = folder / "nodes.jsonl"
+        files = RunFolder(folder)
+        paths = (files.experiment, files.summary, files.network, files.state)
+        chosen = {path.name: path for path in (*paths, folder / "topology.png", folder / "report.html")}
+        chosen["nodes.parquet"] = files.nodes
     return {name: (path, _digest(path)) for name, path in sorted(chosen.items()) if path.is_file()}
 
 
-def nodes_table(source: Path, target: Path) -> None:
-    """nodes.jsonl as a table: a row per evaluation and node."""
+def write_nodes_table(source: Path, target: Path) -> None:
+    """Write nodes.jsonl as a table with a row per evaluation and node."""
     import pandas as pd
-
-    from dbo.platform.runs.run_folder import read_metrics
 
     rows: dict[str, list[Any]] = {key: [] for key in ("round", "node", "accuracy", "apart_x", "apart_y", "bytes")}
     for record in read_metrics(source):
@@ -268,12 +245,12 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def _filled(tags: Mapping[str, str]) -> dict[str, str]:
+def _drop_empty(tags: Mapping[str, str]) -> dict[str, str]:
     return {key: value[:MAX_TAG] for key, value in tags.items() if value}
 
 
-def _time(text: Any) -> float | None:
+def _parse_time(text: str | None) -> float:
     try:
-        return datetime.fromisoformat(str(text)).timestamp()
+        return datetime.fromisoformat(text or "").timestamp()
     except ValueError:
-        return None
+        return 0.0

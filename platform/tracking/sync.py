@@ -1,62 +1,125 @@
-"""The writer: brings what lies in a folder into MLflow, again and again while the folder grows, or once."""
+"""Send a run folder to MLflow: once (`dbo sync`), or repeatedly while the folder grows."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dbo.platform.errors import RunError
-from dbo.platform.runs.run_folder import in_use, started_since
-from dbo.platform.tracking import reader as source
-from dbo.platform.tracking.client import CLOCK, Store
+from dbo.platform.config import tracking_uri
+from dbo.platform.errors import InputError, RunError
+from dbo.platform.runs.run_folder import (
+    RunFolder,
+    has_group,
+    has_started_since,
+    is_locked,
+    read_experiment,
+    read_group,
+)
+from dbo.platform.runs.schema import section
+from dbo.platform.tracking import reader
+from dbo.platform.tracking.client import CLOCK, Store, mlflow_environment
 from dbo.platform.tracking.reader import Ending, Facts
 
 _FILES = "dbo.artifacts"          # a tag with the digests of the files that were uploaded
 
 
+def sync_folder(folder: Path, uri: str | None, experiment: str | None, log: Callable[[str], None] = print) -> None:
+    """Send the runs of one folder to MLflow, and log how many points were new."""
+    root = find_root(folder)
+    store = resolve_destination(root, uri)
+    writer = Writer(root, Store(store, experiment or str(read_tracking(root).get("experiment") or "dbo")))
+    os.environ.update(mlflow_environment(store))
+    try:
+        writer.write(is_last=True)
+    except (InputError, RunError):
+        raise
+    except Exception as error:
+        writer.count_points()
+        raise RunError(
+            f"{folder}: {writer.unsent} of {writer.points} points are not in MLflow: {describe_error(error)}"
+        ) from error
+    for path, sent, points in writer.runs:
+        log(f"{path}: sent {sent} new points of {points}" if sent else f"{path}: up to date, {points} points")
+
+
+def find_root(folder: Path) -> Path:
+    """Return the folder, or that of the group to which it belongs: runs of a group are tracked below one parent."""
+    if not has_group(folder) and reader.read_run_facts(folder) is None:
+        raise InputError(f"{folder}: not the folder of a run, a comparison or a sweep")
+    place = folder.resolve()
+    for above in list(place.parents)[:2]:
+        if has_group(above):
+            members = read_group(above).members
+            if any((above / member).resolve() == place for member in members):
+                return above
+    return folder
+
+
+def resolve_destination(root: Path, uri: str | None) -> str:
+    """Return the store for a folder: `uri`, or the one that the folder names, if that is safe to contact."""
+    if uri is None:
+        uri = read_tracking(root).get("uri")
+        tracking_uri.validate_recorded_uri(f"{root}: tracking.uri", uri)
+    return tracking_uri.resolve_uri(uri if uri != tracking_uri.OFF else None, root)
+
+
+def read_tracking(folder: Path) -> dict[str, Any]:
+    """Return the recorded tracking section of a run or group; {} if there is none."""
+    if has_group(folder):
+        return read_group(folder).tracking
+    return section(read_experiment(folder), "tracking") if RunFolder(folder).experiment.exists() else {}
+
+
+def describe_error(error: Exception) -> str:
+    """Return the first line of an error, shortened."""
+    text = str(error).strip().partition("\n")[0]
+    return (text if isinstance(error, RunError) else f"{type(error).__name__}: {text}")[:300]
+
+
 class Writer:
-    """A folder, a run's or a group's, and the store that it goes to."""
+    """Sends a folder, of a run or a group, to a store."""
 
     def __init__(
-        self, root: Path, store: Store, since: float = 0.0, progress: Callable[[], None] = lambda: None
+        self, root: Path, store: Store, since: float = 0.0, on_progress: Callable[[], None] = lambda: None
     ) -> None:
-        """`since`: a run that started earlier is left alone until the last call; the command may yet refuse it."""
-        self.root, self._store, self._since, self._progress = root, store, since, progress
-        self._parent: _Tracked | None = None
-        self._runs: dict[Path, _Tracked] = {}
+        """Runs that started before `since` are sent only by the last call: the command may still refuse them."""
+        self.root, self._store, self._since, self._on_progress = root, store, since, on_progress
+        self._parent: _TrackedRun | None = None
+        self._runs: dict[Path, _TrackedRun] = {}
 
-    def write(self, last: bool) -> None:
-        """Brings over what is new. `last`: the command has ended, what has no end by now was killed."""
-        if not source.is_group(self.root):
+    def write(self, is_last: bool) -> None:
+        """Send what is new. `is_last`: the command has ended, so a run without an end was killed."""
+        if not has_group(self.root):
             run = self._run(self.root)
-            if last or started_since(self.root, self._since):
+            if is_last or has_started_since(self.root, self._since):
                 self._store.open()
-                run.write(last, None)
+                run.write(is_last, None)
             return
-        group = source.read_group(self.root)
-        if not last and group.get("status") != "running":
+        group = read_group(self.root)
+        if not is_last and group.status != "running":
             return
         self._store.open()
-        self._parent = self._parent or _Tracked(self.root, self._store, self._progress, group=True)
-        parent = self._parent.enter()
-        axes = tuple(group.get("axes") or ())
-        for member in group["members"]:
-            self._run(self.root / member, axes).write(last, parent)
-        self._parent.write(last, None)
+        self._parent = self._parent or _TrackedRun(self.root, self._store, self._on_progress, is_group=True)
+        parent = self._parent.find_or_create()
+        axes = tuple(group.axes)
+        for member in group.members:
+            self._run(self.root / member, axes).write(is_last, parent)
+        self._parent.write(is_last, None)
 
-    def _run(self, folder: Path, axes: tuple[str, ...] = ()) -> "_Tracked":
+    def _run(self, folder: Path, axes: tuple[str, ...] = ()) -> "_TrackedRun":
         if folder not in self._runs:
-            self._runs[folder] = _Tracked(folder, self._store, self._progress)
+            self._runs[folder] = _TrackedRun(folder, self._store, self._on_progress)
         self._runs[folder].axes = axes or self._runs[folder].axes
         return self._runs[folder]
 
-    def count(self) -> None:
-        """Makes the figures below right without a store."""
+    def count_points(self) -> None:
+        """Update `points` and `unsent` without contacting the store."""
         folders = [self.root]
-        if source.is_group(self.root):
-            folders = [self.root / member for member in source.read_group(self.root)["members"]]
+        if has_group(self.root):
+            folders = [self.root / member for member in read_group(self.root).members]
         for folder in folders:
             self._run(folder).points.read()
 
@@ -65,147 +128,138 @@ class Writer:
         return sum(len(run.points.records) for run in self._runs.values())
 
     @property
-    def left(self) -> int:
+    def unsent(self) -> int:
         return sum(len(run.unsent()) for run in self._runs.values())
 
     @property
-    def lingering(self) -> bool:
-        """Whether a run has no end yet and a process still holds its folder, perhaps one of a killed command."""
+    def has_running(self) -> bool:
+        """Whether a run has no end yet while a process, perhaps of a killed command, still locks its folder."""
         return any(run.status == "RUNNING" for run in self._runs.values())
 
     @property
-    def new(self) -> int:
-        """How many points this writer has brought over."""
-        return sum(run.new for run in self._runs.values())
-
-    @property
     def runs(self) -> Iterator[tuple[Path, int, int]]:
-        """Folder, points brought over, points in all."""
+        """Folder, points sent by this writer, points in all."""
         for folder, run in self._runs.items():
             if run.points.records or run.run_id:
-                yield folder, run.new, len(run.points.records)
+                yield folder, run.sent_count, len(run.points.records)
 
 
-class _Tracked:
-    """A run in MLflow and the folder that it is fed from."""
+class _TrackedRun:
+    """A run in MLflow and the folder that is its source."""
 
-    def __init__(self, folder: Path, store: Store, progress: Callable[[], None], group: bool = False) -> None:
-        self.folder, self._store, self._progress, self._group = folder, store, progress, group
-        self.points = source.Points(folder / "metrics.jsonl")
+    def __init__(self, folder: Path, store: Store, on_progress: Callable[[], None], is_group: bool = False) -> None:
+        self.folder, self._store, self._on_progress, self._is_group = folder, store, on_progress, is_group
+        self.points = reader.Points(RunFolder(folder).metrics)
         self.axes: tuple[str, ...] = ()
         self.run_id = ""
-        self.new = 0
-        self._sent: dict[int, float] = {}                    # round and clock of what is in MLflow
-        self._sure = False                                   # whether this is so, or has to be asked for
+        self.sent_count = 0
+        self._sent: dict[int, float] = {}                    # round → clock, of the points in MLflow
+        self._sent_is_known = False                          # False: the store must be queried first
         self.status = ""
         self._tags: dict[str, str] = {}
-        self._seen: Any = None                               # the folder as it was when all of it was in MLflow
+        self._synced: tuple[bool, list[tuple[str, int, int]]] | None = None      # the folder when all of it was sent
 
     def unsent(self) -> list[int]:
         return [round_ for round_ in self.points.records if round_ not in self._sent]
 
-    def write(self, last: bool, parent: str | None) -> None:
-        if self._seen is not None and self._seen == (last, self._stamp()):
+    def write(self, is_last: bool, parent: str | None) -> None:
+        """Send what is new in the folder."""
+        current = (is_last, self._list_files())
+        if self._synced == current or not self.find_or_create(parent):
             return
-        seen = (last, self._stamp())
-        if not self.enter(parent):
-            return
-        if not self._group:
-            self._send()
-        ending = self._ending(last)
+        if not self._is_group:
+            self._send_points()
+        ending = self._read_ending(is_last)
         if ending.status == "RUNNING":
             if self.status != "RUNNING":
-                self._store.running(self.run_id)
+                self._store.set_running(self.run_id)
                 self.status = "RUNNING"
-                self._progress()
+                self._on_progress()
             return
         self._finish(ending)
-        self._seen = seen
+        self._synced = current
 
-    def _stamp(self) -> list[tuple[str, int, int]]:
+    def _list_files(self) -> list[tuple[str, int, int]]:
         stats = ((entry.name, entry.stat()) for entry in self.folder.glob("[!.]*") if entry.is_file())
         return sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats if name != "mlflow.db")
 
-    def enter(self, parent: str | None = None) -> str:
-        """The run's id in MLflow; made if it is not there, empty if there is nothing to make it of yet."""
-        if not self.run_id and (facts := self._facts()):
-            run = self._store.find_or_make(facts, parent)
-            self._store.describe(run, facts)
+    def find_or_create(self, parent: str | None = None) -> str:
+        """Return the id of the run in MLflow, created if necessary; "" while the folder does not describe it yet."""
+        if not self.run_id and (facts := self._read_facts()):
+            run = self._store.find_or_create(facts, parent)
+            self._store.log_params(run, facts)
             self.status, self._tags = run.info.status, dict(run.data.tags)
             self.run_id = run.info.run_id
-            self._progress()
+            self._on_progress()
         return self.run_id
 
-    def _facts(self) -> Facts | None:
-        if self._group:
-            return source.group_facts(self.folder, source.read_group(self.folder))
-        return source.run_facts(self.folder, self.axes)
+    def _read_facts(self) -> Facts | None:
+        if self._is_group:
+            return reader.build_group_facts(self.folder, read_group(self.folder))
+        return reader.read_run_facts(self.folder, self.axes)
 
-    def _send(self) -> None:
-        """What is new, each point once, whoever else sends: under the lock the store is asked what it has."""
+    def _send_points(self) -> None:
+        """Send each new point once, even with several writers: under the lock, ask the store what it has."""
         if self.points.read():
-            self._sure = False
-        if self._sure and not self.unsent():
+            self._sent_is_known = False
+        if self._sent_is_known and not self.unsent():
             return
         with self._store.lock():
-            if not self._sure or self._elsewhere():
-                self._sent = self._store.clocks(self.run_id)
-            self._sure = False                              # should a request fail, it may have arrived or not
+            if not self._sent_is_known or self._has_other_writer():
+                self._sent = self._store.read_clocks(self.run_id)
+            self._sent_is_known = False                     # a request that fails may have arrived or not
             unsent = [self.points.records[round_] for round_ in sorted(self.unsent())]
             for batch in self._store.send(self.run_id, unsent):
                 self._sent |= {record["round"]: record[CLOCK] for record in batch}
-                self.new += len(batch)
-                self._progress()
-            self._sure = True
+                self.sent_count += len(batch)
+                self._on_progress()
+            self._sent_is_known = True
 
-    def _elsewhere(self) -> bool:
-        """Whether somebody else has sent points of this run meanwhile."""
+    def _has_other_writer(self) -> bool:
+        """Decide whether another process has sent points of this run since."""
         newest = self._sent[max(self._sent)] if self._sent else None
         return bool(self._store.get(self.run_id).data.metrics.get(CLOCK) != newest)
 
-    def _ending(self, last: bool) -> Ending:
-        folder = self.folder
-        ending = source.group_ending(source.read_group(folder)) if self._group else source.run_ending(folder)
+    def _read_ending(self, is_last: bool) -> Ending:
+        if self._is_group:
+            ending = reader.build_group_ending(read_group(self.folder))
+        else:
+            ending = reader.read_run_ending(self.folder)
         if ending is not None:
             return ending
-        if not last or (not self._group and in_use(self.folder)):
+        if not is_last or (not self._is_group and is_locked(self.folder)):
             return Ending("RUNNING")
         return Ending("KILLED", {"dbo.status": "killed"})
 
     def _finish(self, ending: Ending) -> None:
+        """Upload files that changed, then data set, tags and status."""
         before = json.loads(self._tags.get(_FILES, "{}"))
-        files = source.artifacts(self.folder, self._group)
+        files = reader.list_artifacts(self.folder, self._is_group)
         for name, (path, digest) in files.items():
             if before.get(name) != digest:
                 folder, _, file = name.rpartition("/")
-                with _as_uploaded(file, path) as ready:
+                with _convert(file, path) as ready:
                     self._store.upload(self.run_id, ready, folder or None)
-                self._progress()
+                self._on_progress()
         if ending.data and self._tags.get("dbo.data_digest") != ending.tags.get("dbo.data_digest"):
             self._store.log_data(self.run_id, ending.data)
         tags = {**ending.tags, _FILES: json.dumps({name: digest for name, (_, digest) in files.items()})}
         changed = {key: value for key, value in tags.items() if value and self._tags.get(key) != value}
         if changed:
-            self._store.tag(self.run_id, changed)
+            self._store.set_tags(self.run_id, changed)
             self._tags |= changed
         if self.status != ending.status:
             self._store.end(self.run_id, ending)
             self.status = ending.status
-            self._progress()
+            self._on_progress()
 
 
 @contextmanager
-def _as_uploaded(name: str, path: Path) -> Iterator[Path]:
-    """The file itself, or the table that is made of it."""
+def _convert(name: str, path: Path) -> Iterator[Path]:
+    """Yield the file to upload under `name`: the file itself, or a table made from it."""
     if name == path.name:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="dbo-nodes-") as folder:
-        source.nodes_table(path, Path(folder) / name)
+        reader.write_nodes_table(path, Path(folder) / name)
         yield Path(folder) / name
-
-
-def told(error: Exception) -> str:
-    """The first line of what went wrong, short."""
-    text = str(error).strip().partition("\n")[0]
-    return (text if isinstance(error, RunError) else f"{type(error).__name__}: {text}")[:300]

@@ -1,4 +1,4 @@
-"""Jobs on a real Ray head on loopback, with token authentication: `dbo submit` and plain `ray job submit`."""
+"""Jobs on a real Ray head on loopback, with a token: `dbo submit` and plain `ray job submit`."""
 
 import contextlib
 import json
@@ -50,8 +50,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    """`ray start --head` with a token of its own; gone after the tests of this file."""
-    # Ray's sockets must not have long names, which pytest's folders have.
+    """Run `ray start --head` with its own token."""
+    # Not in a folder of pytest: the paths of Ray's sockets must be short.
     folder = Path("/tmp") / f"dbo-head-{os.getpid()}"
     port, metrics = free_port(), free_port()
     environment = {
@@ -63,7 +63,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     process = subprocess.Popen(
         [BIN / "ray", "start", "--head", "--block", f"--port={free_port()}", "--dashboard-host=127.0.0.1",
          f"--dashboard-port={port}", "--num-cpus=2", f"--temp-dir={folder}", f"--metrics-export-port={metrics}",
-         # its default is taken by the other cluster of the test session, and jobs then find no agent
+         # the other cluster of the test session uses the default, and then jobs find no agent
          f"--dashboard-agent-listen-port={free_port()}"],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )
@@ -100,7 +100,7 @@ def call(head: Head, *arguments: object, cwd: Path) -> "subprocess.CompletedProc
 
 
 def test_submit_streams_fetches_and_passes_the_exit_code(head: Head, tmp_path: Path) -> None:
-    """A good experiment: progress lines as they come, the run's folder fetched through storage at a URL, exit 0."""
+    """A good experiment: progress lines appear, the results are fetched from a URL, exit 0."""
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
     done = call(
         head, BIN / "dbo", "submit", "e.yaml", "rounds=7", "--address", head.address,
@@ -115,7 +115,7 @@ def test_submit_streams_fetches_and_passes_the_exit_code(head: Head, tmp_path: P
 
 
 def test_a_failed_job_fails_here(head: Head, tmp_path: Path) -> None:
-    """A run that diverges exits 1 there and here, and its folder says so."""
+    """A run that diverges exits with 1 there and here, and its summary is fetched."""
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
     done = call(
         head, BIN / "dbo", "submit", "e.yaml", "algorithm.eta_in=1e6", "rounds=60", "--address", head.address,
@@ -125,26 +125,27 @@ def test_a_failed_job_fails_here(head: Head, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "fetched" / "summary.json").read_bytes())["status"] == "diverged"
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_job(head: Head, tmp_path: Path) -> None:
-    """Checked here, run there on the cluster's cores, its folder fetched; submitted again, nothing is run again."""
+    """It runs on the cluster, its folder is fetched; submitted again, no cell runs again."""
     experiment = "{nodes: 4, rounds: 6, task: {name: quadratic, dim_x: 4, dim_y: 8}, tracking: {uri: 'off'}}"
     (tmp_path / "s.yaml").write_text(f"experiment: {experiment}\naxes: {{seed: [0, 1]}}\nmetric: upper_loss\n")
     arguments = ("--address", head.address, "--storage", tmp_path / "store", "--out", "fetched")
-    for known in ("", ", 2 of them done already"):
+    for progress in ("", ", 2 already done"):
         done = call(head, BIN / "dbo", "submit", "sweep", "s.yaml", "rounds=4", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert f"2 cells{known}" in done.stdout
-    about = json.loads((tmp_path / "fetched" / "group.json").read_bytes())
-    assert about["status"] == "finished"
-    for member in about["members"]:
+        assert f"2 cells{progress}" in done.stdout
+    group = json.loads((tmp_path / "fetched" / "group.json").read_bytes())
+    assert group["status"] == "finished"
+    for member in group["members"]:
         assert list(read_run(tmp_path / "fetched" / member).history["round"]) == list(range(5))
 
 
 def test_the_repository_is_a_legal_working_dir(head: Head, tmp_path: Path) -> None:
-    """Plain `ray job submit --working-dir <repository>`: the folder platform/ does not hide Python's own module."""
+    """Plain `ray job submit --working-dir <repository>`: the folder platform/ does not hide the standard module."""
     copy = tmp_path / "repo"
-    for room in ("platform", "algorithms", "tasks", "sweeps", "dashboards"):
-        shutil.copytree(REPO / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("platform", "algorithms", "tasks", "sweeps", "dashboards"):
+        shutil.copytree(REPO / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "e.yaml").write_text(EXPERIMENT)
     done = call(
         head, BIN / "ray", "job", "submit", "--address", head.address, "--working-dir", copy, "--",
@@ -154,10 +155,11 @@ def test_the_repository_is_a_legal_working_dir(head: Head, tmp_path: Path) -> No
     assert read_run(tmp_path / "out").summary["status"] == "finished"
 
 
-def test_operators_see_the_run(head: Head, tmp_path: Path) -> None:
-    """While a run goes on, every metric that a Grafana board or an alert asks for is at the Prometheus endpoint.
+@pytest.mark.slow
+def test_the_prometheus_endpoint_has_every_metric(head: Head, tmp_path: Path) -> None:
+    """During a run, every metric of the Grafana boards and alerts is at the Prometheus endpoint.
 
-    Each is labelled with run and algorithm, and those of a node with its number.
+    Each has the labels run and algorithm; metrics of a node have its number too.
     """
     grafana = REPO / "dashboards" / "grafana"
     names = set(re.findall(r"(ray_dbo_\w+)\{", "".join(f.read_text() for f in [
@@ -175,65 +177,65 @@ def test_operators_see_the_run(head: Head, tmp_path: Path) -> None:
     try:
         while seen < names and time.monotonic() < deadline:
             time.sleep(1)
-            with contextlib.suppress(OSError):     # the agent comes up later than the head
+            with contextlib.suppress(OSError):     # the agent starts later than the head
                 text = urllib.request.urlopen(head.metrics, timeout=10).read().decode()
                 lines = [line for line in text.splitlines() if 'run="watched"' in line and 'algorithm="c2dfb"' in line]
             seen = {name for name in names for line in lines if line.startswith(f"{name}{{")}
         nodes = {line.split('node="')[1].split('"')[0] for line in lines if line.startswith("ray_dbo_node_apart_x{")}
     finally:
         job.kill()
-        told = job.communicate()[0]
-        for word in {word.rstrip(";") for word in told.split() if word.startswith("raysubmit_")}:
-            call(head, BIN / "ray", "job", "stop", "--address", head.address, word, cwd=tmp_path)
-    assert seen == names, told
+        output = job.communicate()[0]
+        for job_id in {part.rstrip(";") for part in output.split() if part.startswith("raysubmit_")}:
+            call(head, BIN / "ray", "job", "stop", "--address", head.address, job_id, cwd=tmp_path)
+    assert seen == names, output
     assert nodes == {"0", "1", "2", "3"}
 
 
-def test_without_the_token_nobody_gets_in(head: Head, tmp_path: Path) -> None:
-    """The Jobs server answers 401 without the token, and `dbo submit` tells it in one line, exit 2."""
+def test_a_wrong_token_is_refused(head: Head, tmp_path: Path) -> None:
+    """The Jobs server responds 401, and `dbo submit` reports it in one line, exit 2."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{head.address}/api/jobs/", timeout=10)
     assert refused.value.code == 401
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
-    stranger = head._replace(environment={**head.environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    other = head._replace(environment={**head.environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     done = call(
-        stranger, BIN / "dbo", "submit", "e.yaml", "--address", head.address, "--storage", tmp_path, cwd=tmp_path
+        other, BIN / "dbo", "submit", "e.yaml", "--address", head.address, "--storage", tmp_path, cwd=tmp_path
     )
     assert done.returncode == 2
     assert "--address" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["--storage", "/tmp/x"], "--address: a value is required"),
     (["--address", "http://127.0.0.1:1"], "--storage: a value is required"),
     (["--address", "http://127.0.0.1:1", "--storage", "/tmp/x"], "no Ray Jobs server answers"),
     (["engine.name=local", "--address", "http://127.0.0.1:1", "--storage", "/tmp/x"], "engine.name: local"),
     (["rounds=0", "--address", "http://127.0.0.1:1", "--storage", "/tmp/x"], "rounds: 0 is not allowed"),
 ])
-def test_wrong_submissions_are_told(tmp_path: Path, arguments: list[str], says: str) -> None:
-    """What is wrong is found here, before anything is sent: one line, exit 2."""
+def test_wrong_submissions_are_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    """Wrong input is found before anything is sent: one line, exit 2."""
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
     done = subprocess.run(
         [BIN / "dbo", "submit", "e.yaml", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     ([], "sweep: a file or a name is required"),
     (["sensitivity-q"], "did you mean 'sensitivity-k'"),
     (["sensitivity-k", "axes.algorithm.inner_steps=[0]"], "algorithm.inner_steps: 0 is not allowed"),
     (["sensitivity-k", "--storage", "s3://bucket/x"], "--storage: s3://bucket/x is not allowed"),
 ])
-def test_wrong_sweeps_are_told(tmp_path: Path, arguments: list[str], says: str) -> None:
-    """As for experiments: here, before anything is sent."""
+def test_wrong_sweeps_are_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    """As for experiments: before anything is sent."""
     place = ["--address", "http://127.0.0.1:1", *([] if "--storage" in arguments else ["--storage", "/tmp/x"])]
     done = subprocess.run(
         [BIN / "dbo", "submit", "sweep", *arguments, *place], cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

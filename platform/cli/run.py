@@ -1,0 +1,82 @@
+"""`dbo run`: run one experiment."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from dbo.platform.cli.console import Arguments, Quiet, console, print_line, split_arguments, validate_out, warn
+from dbo.platform.cli.report import write_outputs
+from dbo.platform.errors import FolderLockedError, RunError
+
+if TYPE_CHECKING:
+    from dbo.platform.config.experiment import Experiment
+    from dbo.platform.runs.runner import Result
+
+
+def run_experiment(
+    arguments: Arguments = None,
+    out: Annotated[str | None, typer.Option(
+        "--out", metavar="DIR", help="Folder or URL for the results; default: a folder below runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint in the folder.")] = False,
+    start_from: Annotated[Path | None, typer.Option(
+        "--from", metavar="DIR", help="Extend the finished run in this folder to more rounds, in --out.")] = None,
+    allow_changed_code: Annotated[bool, typer.Option(
+        "--allow-changed-code",
+        help="Resume although code or library versions changed; the change is recorded.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment and record it in a folder.
+
+    After an interruption, run the same command with --resume. The results are the same, bit for bit.
+    """
+    from dbo.platform.config.experiment import Experiment
+
+    file, overrides = split_arguments(arguments)
+    validate_out(out)
+    experiment = Experiment.read(file, overrides)       # before the slow imports: wrong input is refused quickly
+
+    from dbo.platform.cli.progress import ProgressDisplay
+    from dbo.platform.runs import runner
+    from dbo.platform.tracking.process import follow_in_background
+
+    tracking, folder = experiment.tracking, runner.local_folder(experiment, out)
+    with follow_in_background(folder, tracking.uri, tracking.experiment, warn):
+        with nullcontext() if quiet else ProgressDisplay(console) as display:
+            result = runner.run(
+                experiment, out, resume=resume, start_from=start_from, allow_changed_code=allow_changed_code,
+                callback=display,
+            )
+        if not quiet:
+            _show_result(result)
+        try:
+            with runner.publish_additions(out):
+                write_outputs("run", result.folder, quiet)
+        except (FolderLockedError, RunError) as error:              # the run itself is complete
+            warn(f"the report was not copied to {out}: {error}")
+    if result.status != "finished":
+        hint = _describe_preset(experiment) if result.status == "diverged" else ""
+        raise RunError(f"{result.status}: {result.summary.get('error', '')}{hint}")
+
+
+def _describe_preset(experiment: "Experiment") -> str:
+    """Name the values of a diverged run that came from a preset: it was tuned with the defaults of everything else."""
+    from dbo.platform.config import presets
+
+    section = experiment.algorithm
+    tuned = presets.find_preset(section["name"], experiment.task["name"], experiment.task.get("dataset"))
+    used = [f"{key} = {value:g}" for key, value in tuned.items() if section.get(key) == value]
+    return f"; preset values tuned for the default settings: {', '.join(used)}; try smaller ones" if used else ""
+
+
+def _show_result(result: "Result") -> None:
+    """Print the last evaluation and the folder."""
+    grid = Table.grid(padding=(0, 2))
+    for key, value in result.history.iloc[-1].items() if len(result.history) else ():
+        if value is not None and key != "timestamp":
+            grid.add_row(f"  {key}", f"{value:.6g}" if isinstance(value, float) else str(value))
+    console.print(f"\n{result.experiment.algorithm['name']} {result.status}", style="bold", highlight=False)
+    console.print(grid)
+    print_line(f"  folder              {result.folder}")

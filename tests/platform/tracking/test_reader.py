@@ -1,0 +1,42 @@
+"""What MLflow gets from a run folder: metrics, names and parameters."""
+
+from pathlib import Path
+
+from dbo.platform.tracking.reader import MAX_KEYS, Points, flatten, format_run_name, select_metrics
+
+
+def test_metrics_are_few_and_finite() -> None:
+    """At most MAX_KEYS keys, and no value that MLflow would store as another one."""
+    record = {"round": 1, "timestamp": 2.0, "seconds": 3.0, "test_loss": float("inf"), "test_accuracy": None}
+    assert dict(select_metrics(record)) == {"seconds": 3.0}
+    many = record | {f"extra_{number}": 1.0 for number in range(100)}
+    assert len(dict(select_metrics(many))) <= MAX_KEYS
+
+
+def test_points_follow_a_growing_file(tmp_path: Path) -> None:
+    """Half a line waits for its end; a file that was rolled back is read again, which `read` returns."""
+    file = tmp_path / "metrics.jsonl"
+    points = Points(file)
+    assert not points.read()
+    file.write_text('{"round": 0, "timestamp": 1}\n{"round": 1, "time')
+    assert (points.read(), sorted(points.records)) == (False, [0])
+    with open(file, "a") as appended:
+        appended.write('stamp": 2}\n')
+    assert (points.read(), sorted(points.records)) == (False, [0, 1])
+    file.write_text('{"round": 0, "timestamp": 1}\n')
+    assert (points.read(), sorted(points.records)) == (True, [0])
+    file.write_text('{"round": 0, "timestamp": 3}\n{"round": 1, "timestamp": 4}\n')
+    assert (points.read(), points.records[0]["timestamp"]) == (True, 3)
+    file.unlink()
+    assert (points.read(), points.records) == (True, {})
+
+
+def test_run_names_and_parameters() -> None:
+    """A run's name holds what runs differ in; nested parameters have dotted names and limited length."""
+    data = {"algorithm": {"name": "mdbo"}, "topology": {"name": "torus"}, "partition": {"name": "iid"}, "seed": 3}
+    assert format_run_name(data) == "mdbo · torus · iid · seed 3"
+    cell = data | {"algorithm": {"name": "c2dfb", "inner_steps": 5, "compressor": {"ratio": 0.2}}}
+    axes = ("seed", "algorithm.inner_steps", "algorithm.compressor.ratio")
+    assert format_run_name(cell, axes) == "c2dfb · torus · iid · seed 3 · inner_steps 5 · ratio 0.2"
+    params = flatten({"a": {"b": {"c": 0.5}}, "d": [1, "x"], "e": None, "f": "y" * 9000})
+    assert (params["a.b.c"], params["d"], params["e"], len(params["f"])) == ("0.5", '[1, "x"]', "null", 6000)
