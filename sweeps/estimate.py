@@ -1,4 +1,4 @@
-"""What a sweep will take, before it starts: two rounds of its cells, as many as can be tried in a few seconds."""
+"""Estimate time and traffic of a sweep before it starts, from two rounds of as many cells as fit into a few seconds."""
 
 import json
 import time
@@ -6,89 +6,92 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.base import Work
+from dbo.platform.engine.base import RunSpec
 from dbo.platform.engine.evaluation import evaluate
 from dbo.platform.engine.factory import start_engine
-from dbo.platform.engine.shard_wrappers import pooled
+from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.network.topology import single_node
 from dbo.platform.runs.runner import Prepared, prepare
-from dbo.sweeps.grid import Cell
+from dbo.platform.runs.schema import Summary
+from dbo.sweeps.grid import SweepCell
 
-_BUDGET = 3.0           # seconds for trying cells
-_START = 1.0            # seconds until a cell's first round
+_TIME_LIMIT = 3.0           # seconds for measuring cells
+_STARTUP_SECONDS = 1.0      # until a cell's first round
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Of one cell."""
+class CellEstimate:
+    """What one cell will take."""
 
     seconds: float
     bytes_links: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
-    """What was seen of a cell: of a round, of an evaluation, and of the first packets if they differ."""
+class _Measurement:
+    """Two rounds and an evaluation of one cell."""
 
     algorithm: str
-    packets: int            # per round: what a round takes grows with them, whichever field decides about them
-    seconds: float
-    bytes_links: float
-    evaluation: float
-    start: float            # bytes of the first round that the next one does not have
+    packets: int                # per node and round: time and bytes of a round grow with them
+    round_seconds: float
+    round_bytes: float
+    evaluation_seconds: float
+    startup_bytes: float        # what the first round sends more than the next one
 
-    def of(self, experiment: Experiment) -> Estimate:
-        rounds, share = experiment.rounds, _packets(experiment) / self.packets
+    def extrapolate(self, experiment: Experiment) -> CellEstimate:
+        """Estimate a cell of the same or a similar experiment, which may send more or fewer packets per round."""
+        rounds, share = experiment.rounds, (_count_declared_packets(experiment) or self.packets) / self.packets
         evaluations = 1 + rounds // experiment.eval_every
-        return Estimate(
-            _START + rounds * share * self.seconds + evaluations * self.evaluation,
-            share * (self.start + rounds * self.bytes_links),
+        return CellEstimate(
+            _STARTUP_SECONDS + rounds * share * self.round_seconds + evaluations * self.evaluation_seconds,
+            share * (self.startup_bytes + rounds * self.round_bytes),
         )
 
 
-def estimate(cells: Sequence[Cell], budget: float = _BUDGET) -> dict[str, Estimate]:
-    """By the cells' names; those that were not tried are reckoned from the others, of their algorithm if there are."""
+def estimate_cells(cells: Sequence[SweepCell], time_limit: float = _TIME_LIMIT) -> dict[str, CellEstimate]:
+    """Return estimates by the cells' names. Cells that were not measured follow from others of their algorithm."""
     deadline: float | None = None
-    paces: dict[str, _Pace] = {}
+    measured: dict[str, _Measurement] = {}
     problems: dict[str, Prepared] = {}
-    for cell in _spread(cells):
-        with suppress(Exception):       # what fails here will fail as a cell, and be told there
-            paces[cell.name] = _tried(cell.experiment, problems)
-        deadline = deadline or time.monotonic() + budget        # the first one also loads the data
+    for cell in _spread_out(cells):
+        with suppress(Exception):       # the same error will end the cell, and be reported there
+            measured[cell.name] = _measure(cell.experiment, problems)
+        deadline = deadline or time.monotonic() + time_limit        # the first one also loads the data
         if time.monotonic() > deadline:
             break
-    found: dict[str, Estimate] = {}
-    for cell in cells if paces else ():
+    found: dict[str, CellEstimate] = {}
+    for cell in cells if measured else ():
         with suppress(Exception):
-            found[cell.name] = _reckoned(cell, paces)
+            found[cell.name] = _estimate_cell(cell, measured)
     return found
 
 
-def _reckoned(cell: Cell, paces: Mapping[str, _Pace]) -> Estimate:
-    if cell.name in paces:
-        return paces[cell.name].of(cell.experiment)
-    alike = [pace for pace in paces.values() if pace.algorithm == cell.experiment.algorithm["name"]]
-    found = [pace.of(cell.experiment) for pace in alike or paces.values()]
-    return Estimate(fmean(e.seconds for e in found), fmean(e.bytes_links for e in found))
+def _estimate_cell(cell: SweepCell, measured: Mapping[str, _Measurement]) -> CellEstimate:
+    if cell.name in measured:
+        return measured[cell.name].extrapolate(cell.experiment)
+    similar = [one for one in measured.values() if one.algorithm == cell.experiment.algorithm["name"]]
+    found = [one.extrapolate(cell.experiment) for one in similar or measured.values()]
+    return CellEstimate(fmean(e.seconds for e in found), fmean(e.bytes_links for e in found))
 
 
-def _packets(experiment: Experiment) -> int:
-    return max(1, experiment.parts.algorithm.packets(experiment.parts.config))
+def _count_declared_packets(experiment: Experiment) -> int | None:
+    """Return the packets per node and round that the algorithm declares; None: it declares none."""
+    packets = experiment.parts.algorithm.packets
+    return None if packets is None else max(1, packets(experiment.parts.config))
 
 
-def _spread(cells: Sequence[Cell]) -> list[Cell]:
-    """All of them, in an order in which the first few are from all over the sweep."""
+def _spread_out(cells: Sequence[SweepCell]) -> list[SweepCell]:
+    """Return all cells in an order whose first few come from all over the sweep."""
     step = max(1, int(len(cells) * 0.382))
     return [cells[number] for start in range(step) for number in range(start, len(cells), step)]
 
 
-def _tried(experiment: Experiment, problems: dict[str, Prepared]) -> _Pace:
-    """One round to warm up, one with a clock."""
-    settings = experiment.resolved()
+def _measure(experiment: Experiment, problems: dict[str, Prepared]) -> _Measurement:
+    """Run one round to warm up and one with a clock."""
+    settings = experiment.to_dict()
     key = json.dumps([settings[k] for k in ("task", "nodes", "seed", "dtype", "partition", "topology")])
     if key not in problems:
         problems.clear()
@@ -96,31 +99,32 @@ def _tried(experiment: Experiment, problems: dict[str, Prepared]) -> _Pace:
     prepared, parts = problems[key], experiment.parts
     problem, graph = prepared.problem, prepared.network
     if parts.algorithm.single_machine:
-        problem, graph = pooled(problem), single_node()
-    engine = start_engine(LocalSettings(threads=1), Work(parts.algorithm, parts.config, problem, graph, settings))
+        problem, graph = pool_nodes(problem), single_node()
+    engine = start_engine(LocalSettings(threads=1), RunSpec(parts.algorithm, parts.config, problem, graph, settings))
     try:
         engine.advance(1)
-        first = engine.ledger().bytes_links
+        first = engine.ledger()
+        first_bytes, first_packets = first.bytes_links, int(first.packets.max())
         begin = time.perf_counter()
         engine.advance(2)
         middle = time.perf_counter()
-        evaluate(engine, problem, parts.config, parts.algorithm.paper_counts)
+        evaluate(engine, problem, parts.algorithm, parts.config)
         end = time.perf_counter()
-        second = engine.ledger().bytes_links
+        second = engine.ledger()
+        round_bytes, round_packets = second.bytes_links - first_bytes, int(second.packets.max()) - first_packets
     finally:
         engine.close()
-    return _Pace(
-        algorithm=parts.algorithm.name, packets=_packets(experiment), seconds=middle - begin,
-        bytes_links=second - first, evaluation=end - middle, start=2 * first - second,
+    return _Measurement(
+        algorithm=parts.algorithm.name, packets=max(1, round_packets), round_seconds=middle - begin,
+        round_bytes=round_bytes, evaluation_seconds=end - middle, startup_bytes=first_bytes - round_bytes,
     )
 
 
-def volume(count: float) -> str:
-    """12.3 MB"""
+def format_bytes(count: float) -> str:
+    """Return a text such as `12.3 MB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-def recorded(summary: dict[str, Any]) -> float:
-    """Seconds that a finished cell took."""
-    clocks = summary.get("seconds", {})
-    return float(clocks.get("training", 0.0)) + float(clocks.get("evaluation", 0.0)) + _START
+def read_seconds(summary: Summary) -> float:
+    """Return how long a finished cell took."""
+    return summary.seconds.get("training", 0.0) + summary.seconds.get("evaluation", 0.0) + _STARTUP_SECONDS

@@ -1,11 +1,11 @@
-"""A sweep file: a base experiment, axes to vary it along, and how; checked completely before anything starts.
+"""Read a sweep file and validate it before anything starts: a base experiment, the axes that vary it, and the mode.
 
     name: sensitivity-k
     experiment: {rounds: 50}
     axes: {algorithm.inner_steps: [1, 5, 15], seed: [0, 1, 2]}
     mode: grid                      # one_at_a_time | random | tpe
 
-An axis is any dotted key of an experiment with the values that it takes; where a search draws them, also
+An axis is a dotted key of the experiment with a list of values. A search (random, tpe) also takes a range,
 `{low: 1, high: 100, log: true}`.
 """
 
@@ -17,17 +17,15 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dbo.platform.cli.submit import carry
+from dbo.platform.config import bundle, paths, yaml_io
 from dbo.platform.config import overrides as overriding
-from dbo.platform.config import paths, yaml_io
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.config.validation import pick, tell
+from dbo.platform.config.validation import format_error, pick
 from dbo.platform.errors import InputError
-from dbo.platform.runs.compare import DEFAULT_TARGET
-from dbo.platform.runs.run_folder import COLUMNS, Target
+from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, Direction, Target, find_direction
 
-SHELVES = {"": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper")}
-MOST_CELLS = 10_000
+SWEEP_FOLDERS = {"": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper")}
+MAX_CELLS = 10_000
 METRICS = tuple(c for c in COLUMNS if c not in {"round", "timestamp"})
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -36,70 +34,73 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Range(_Strict):
-    """What a search draws from: whole numbers where both ends are."""
+class AxisRange(_Strict):
+    """An interval that a search samples from; integers if both ends are integers."""
 
     low: int | float
     high: int | float
     log: bool = False
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-class Stop(_Strict):
-    """Ends cells early that fall behind the others."""
+Axis = list[Any] | AxisRange
 
-    scheduler: Literal["asha", "median"] = Field(description="successive halving, or below the others' median")
-    metric: str | None = Field(None, description="by which they are compared; null: the sweep's")
-    grace: int = Field(5, ge=1, description="rounds that every cell gets")
-    factor: int = Field(3, ge=2, description="asha: of so many cells one goes on")
+
+class EarlyStopping(_Strict):
+    """Which Tune scheduler stops weak cells early."""
+
+    scheduler: Literal["asha", "median"] = Field(description="successive halving, or below the median of the others")
+    metric: str | None = Field(None, description="the metric that is compared; null: that of the sweep")
+    grace: int = Field(5, ge=1, description="rounds that every cell runs at least")
+    factor: int = Field(3, ge=2, description="asha: one of so many cells continues")
 
 
 class Sweep(_Strict):
-    """The whole file."""
+    """A whole sweep file."""
 
-    name: str = Field(min_length=1, max_length=100, pattern=r"^[\w.-]+$", description="what the sweep is called")
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[\w.-]+$", description="name of the sweep")
     claim: str | None = Field(None, description="what the sweep is to show, for the report")
-    experiment: dict[str, Any] = Field({}, description="the base; what is left out has an experiment's defaults")
+    experiment: dict[str, Any] = Field({}, description="the base; keys that are left out have an experiment's defaults")
     axes: dict[str, Any] = Field(min_length=1, description="dotted key of the experiment to its values")
     mode: Literal["grid", "one_at_a_time", "random", "tpe"] = Field("grid", description="how the axes are combined")
-    trials: int | None = Field(None, ge=1, le=MOST_CELLS, description="cells of a search")
-    metric: str = Field("test_accuracy", description="by which cells are ranked")
-    goal: Literal["max", "min"] | None = Field(None, description="null: max for accuracies, min for all else")
-    target: str = Field(str(DEFAULT_TARGET), description="metric=level whose price is told")
+    trials: int | None = Field(None, ge=1, le=MAX_CELLS, description="number of cells of a search")
+    metric: str = Field("test_accuracy", description="the metric that ranks cells")
+    goal: Direction | None = Field(None, description="null: max for accuracies, min for all else")
+    target: str = Field(str(DEFAULT_TARGET), description="metric=level; the tables show the cost of reaching it")
     stop: dict[str, Any] | None = Field(None, description="scheduler, metric, grace, factor")
 
     @property
-    def searches(self) -> bool:
+    def is_search(self) -> bool:
         return self.mode in {"random", "tpe"}
 
     @property
-    def best(self) -> Literal["max", "min"]:
-        return self.goal or ("max" if "accuracy" in self.metric else "min")
+    def direction(self) -> Direction:
+        """Whether the metric is maximised or minimised."""
+        return self.goal or find_direction(self.metric)
 
     @property
-    def level(self) -> Target:
+    def parsed_target(self) -> Target:
         return Target.parse(self.target)
 
     @property
-    def stopping(self) -> Stop | None:
-        return None if self.stop is None else validated(Stop, self.stop, "stop")
+    def early_stopping(self) -> EarlyStopping | None:
+        return None if self.stop is None else _validate(EarlyStopping, self.stop, "stop")
 
     @property
-    def ranges(self) -> dict[str, list[Any] | Range]:
-        """The axes, checked."""
-        return {key: self._axis(key, values) for key, values in self.axes.items()}
+    def parsed_axes(self) -> dict[str, Axis]:
+        return {key: self._parse_axis(key, values) for key, values in self.axes.items()}
 
-    def _axis(self, key: str, values: Any) -> list[Any] | Range:
+    def _parse_axis(self, key: str, values: Any) -> Axis:
         where = f"axes.{key}"
         if not all(key.split(".")):
             raise InputError(f"{where}: is not a dotted key of an experiment, e.g. algorithm.lam")
         if isinstance(values, Mapping):
-            if not self.searches:
+            if not self.is_search:
                 raise InputError(f"{where}: a range is not allowed; mode {self.mode} takes a list of values")
-            limits = validated(Range, values, where)
+            limits = _validate(AxisRange, values, where)
             if not limits.low < limits.high or (limits.log and limits.low <= 0):
                 raise InputError(f"{where}: {dict(values)!r} is not allowed; must be low < high, with log: 0 < low")
             return limits
@@ -109,42 +110,43 @@ class Sweep(_Strict):
             raise InputError(f"{where}: {values!r} is not allowed; a value is given twice")
         return values
 
-    def checked(self) -> Self:
-        """Itself, if all is as it should be; experiments are checked where cells are made of them."""
+    def check(self) -> Self:
+        """Return the sweep, or raise `InputError`. Experiments are validated later, when cells are built."""
         pick("metric", self.metric, METRICS)
-        _ = self.level, self.ranges
-        if self.stopping is not None and self.stopping.metric is not None:
-            pick("stop.metric", self.stopping.metric, METRICS)
-        if self.searches and self.trials is None:
+        _ = self.parsed_target, self.parsed_axes
+        if self.early_stopping is not None and self.early_stopping.metric is not None:
+            pick("stop.metric", self.early_stopping.metric, METRICS)
+        if self.is_search and self.trials is None:
             raise InputError(f"trials: a value is required with mode {self.mode}")
-        if self.searches and "seed" in self.axes:
+        if self.is_search and "seed" in self.axes:
             raise InputError("axes.seed: is not allowed in a search, which would find a lucky seed; set seed")
-        if not self.searches and self.trials is not None:
+        if not self.is_search and self.trials is not None:
             raise InputError(f"trials: {self.trials} is not allowed; mode {self.mode} runs all of its cells")
-        if self.mode == "grid" and math.prod(len(values) for values in self.axes.values()) > MOST_CELLS:
-            raise InputError(f"axes: more than {MOST_CELLS} cells are not allowed")
+        if self.mode == "grid" and math.prod(len(values) for values in self.axes.values()) > MAX_CELLS:
+            raise InputError(f"axes: more than {MAX_CELLS} cells are not allowed")
         return self
 
 
-def validated(model: type[Model], data: Mapping[str, Any], path: str = "") -> Model:
-    """The model; what is wrong is told in one line."""
+def _validate(model: type[Model], data: Mapping[str, Any], path: str = "") -> Model:
+    """Return the model; raise a one-line `InputError` if the data do not fit."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise InputError(tell(error, model, path)) from None
+        raise InputError(format_error(error, model, path)) from None
 
 
-def shipped() -> dict[str, Path]:
-    """The sweeps that come along, by name."""
+def list_shipped_sweeps() -> dict[str, Path]:
+    """Return name and file of every sweep in the package."""
     return {
-        f"{prefix}{file.stem}": file for prefix, folder in SHELVES.items() for file in sorted(folder.glob("*.yaml"))
-        if re.search("^axes:", file.read_text(encoding="utf-8"), re.MULTILINE)      # comparisons lie there too
+        f"{prefix}{file.stem}": file
+        for prefix, folder in SWEEP_FOLDERS.items() for file in sorted(folder.glob("*.yaml"))
+        if re.search("^axes:", file.read_text(encoding="utf-8"), re.MULTILINE)      # the others are comparisons
     }
 
 
-def find(name: str) -> Path:
-    """A file, or the shipped sweep of this name."""
-    known = shipped()
+def find_sweep(name: str) -> Path:
+    """Return the file of a shipped sweep, or the path if `name` is one."""
+    known = list_shipped_sweeps()
     if name in known:
         return known[name]
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
@@ -153,17 +155,17 @@ def find(name: str) -> Path:
     raise AssertionError
 
 
-def read(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
-    """The sweep in a file, with `key=value` on top: keys of the sweep, `axes.KEY=[…]`, and keys of its experiment."""
+def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
+    """Read a sweep file and apply `key=value`: keys of the sweep, `axes.KEY=[…]`, and keys of its experiment."""
     file = Path(source)
     data = yaml_io.read(file)
     data.setdefault("name", file.stem)
     for section in ("experiment", "axes"):
         if not isinstance(data.get(section, {}), Mapping):
             raise InputError(f"{section}: {data[section]!r} is not allowed; must be a mapping")
-    data["experiment"] = paths.seen_from(file, data.get("experiment", {}))
+    data["experiment"] = paths.resolve_from_file(file, data.get("experiment", {}))
     if "axes" in data:
-        data["axes"] = {key: _seen_from(file, key, values) for key, values in data["axes"].items()}
+        data["axes"] = {key: _resolve_axis_paths(file, key, values) for key, values in data["axes"].items()}
     own, base = {}, {}
     for path, value in overriding.parse(overrides).items():
         first = pick("key", path.partition(".")[0], [*Sweep.model_fields, *Experiment.model_fields])
@@ -175,7 +177,7 @@ def read(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
             base[path.removeprefix("experiment.")] = value
     data = overriding.apply(data, own)
     data["experiment"] = overriding.apply(data.get("experiment", {}), base)
-    sweep = validated(Sweep, data).checked()
+    sweep = _validate(Sweep, data).check()
     if sweep.mode != "one_at_a_time":
         for path in base:
             if path in sweep.axes:
@@ -183,30 +185,28 @@ def read(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
     return sweep
 
 
-def _seen_from(file: Path, key: str, values: Any) -> Any:
-    """The values of an axis as the working directory sees them, where they are paths."""
+def _resolve_axis_paths(file: Path, key: str, values: Any) -> Any:
+    """Make paths among the values of an axis, which are relative to the file, relative to the working directory."""
     first, _, last = str(key).partition(".")
     if not isinstance(values, list) or first not in {"topology", "plugins", "data_dir"} or last not in {"", "file"}:
         return values
     if last:
-        return [paths.seen_from(file, {first: {last: value}})[first][last] for value in values]
-    return [paths.seen_from(file, {first: value})[first] for value in values]
+        return [paths.resolve_from_file(file, {first: {last: value}})[first][last] for value in values]
+    return [paths.resolve_from_file(file, {first: value})[first] for value in values]
 
 
-def pack(sweep: Sweep, folder: Path) -> None:
-    """A working directory of its own: the sweep with its overrides, and the files that its experiments name."""
+def pack_sweep(sweep: Sweep, folder: Path) -> None:
+    """Write a job's working directory: the sweep with its overrides, and copies of the files that it names."""
     data = sweep.model_dump(exclude_none=True)
     base: dict[str, Any] = data["experiment"]
     (folder / "sweep.yaml").touch()
     if isinstance(base.get("engine"), dict):
         base["engine"].pop("address", None)         # the job finds the cluster that it runs on
         base["engine"] = base["engine"] or {"name": "ray"}
-    if "plugins" in base:
-        base["plugins"] = [carry(p, folder) if p.endswith(".py") else p for p in base["plugins"]]
-    sections = [base.get("topology"), *data["axes"].get("topology", [])]
-    for section in sections:
+    data["experiment"] = bundle.copy_experiment_files(base, folder)
+    for section in data["axes"].get("topology", []):
         if isinstance(section, dict) and "file" in section:
-            section["file"] = carry(section["file"], folder)
+            section["file"] = bundle.copy_file(section["file"], folder)
     if "topology.file" in data["axes"]:
-        data["axes"]["topology.file"] = [carry(file, folder) for file in data["axes"]["topology.file"]]
+        data["axes"]["topology.file"] = [bundle.copy_file(file, folder) for file in data["axes"]["topology.file"]]
     (folder / "sweep.yaml").write_text(yaml_io.dump(data), encoding="utf-8")

@@ -1,8 +1,6 @@
-"""A sweep from its file to its tables: plan, tell what is to come, run what is not there yet, sum up."""
+"""Run a sweep: build its cells, estimate them, run those that are not complete, and write the tables."""
 
-import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,182 +10,182 @@ import pandas as pd
 from rich.console import Console
 
 from dbo.platform.config.engines import LocalSettings
-from dbo.platform.config.redact import masked_in
 from dbo.platform.engine import ray_session
 from dbo.platform.errors import InputError
-from dbo.platform.runs.atomic_io import write_atomically
-from dbo.platform.runs.run_folder import RunFolder
+from dbo.platform.runs.run_folder import GROUP_FILE, RunFolder, has_group, read_group, write_group
+from dbo.platform.runs.schema import Group
 from dbo.sweeps import summaries
-from dbo.sweeps.estimate import Estimate, estimate, recorded, volume
-from dbo.sweeps.grid import Cell, Cells
-from dbo.sweeps.live_table import Board, duration
+from dbo.sweeps.estimate import CellEstimate, estimate_cells, format_bytes, read_seconds
+from dbo.sweeps.grid import Grid, SweepCell
+from dbo.sweeps.live_table import LiveTable, format_duration
 from dbo.sweeps.plan import Sweep
-from dbo.sweeps.tune_runner import Driver, SearchLog
-
-Say = Callable[[str], None]
+from dbo.sweeps.search_log import SearchLog
+from dbo.sweeps.tune_runner import TuneRunner
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A sweep that has been run."""
+class SweepResult:
+    """The tables of a sweep that has ended."""
 
     out: Path
     cells: pd.DataFrame
     summary: pd.DataFrame
-    failed: list[tuple[str, str]]   # label and first error
+    failed: list[tuple[str, str]]   # label and error of each failed cell
 
 
 @dataclass(slots=True)
-class Folder:
-    """Where a sweep's cells lie, with `group.json` for all who look at them later."""
+class SweepFolder:
+    """The folder of a sweep: its cells, and `group.json` for readers. Use as a context: locked by one process."""
 
     path: Path
-    cells: Cells
+    grid: Grid
     command: str
     _lock: RunFolder = field(init=False)
 
     def __post_init__(self) -> None:
         self._lock = RunFolder(self.path)
 
-    def __enter__(self) -> "Folder":
-        earlier = self.earlier()
+    def __enter__(self) -> "SweepFolder":
+        existing = self.read_group()
         self._lock.acquire()
-        self._write("running", earlier)
+        self._write_group("running", existing)
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self._lock.release()
 
-    def earlier(self) -> dict[str, Any]:
-        """What an earlier start of this sweep has left."""
+    def read_group(self) -> Group | None:
+        """Return what a previous start of this sweep has written, if any; refuse the folder of anything else."""
+        if not has_group(self.path):
+            if RunFolder(self.path).has_run():
+                raise InputError(f"--out: {self.path} holds a run; choose another folder")
+            return None
         try:
-            found = dict(json.loads((self.path / "group.json").read_bytes()))
-        except FileNotFoundError:
-            if RunFolder(self.path).holds_run():
-                raise InputError(f"--out: {self.path} holds a run; choose another folder") from None
-            return {}
-        except (OSError, ValueError, TypeError):
-            raise InputError(f"--out: {self.path}/group.json cannot be read; choose another folder") from None
-        if found.get("key") != self.cells.key:
+            group = read_group(self.path)
+        except InputError:
+            raise InputError(f"--out: {self.path / GROUP_FILE} cannot be read; choose another folder") from None
+        if group.key != self.grid.key:
             raise InputError(f"--out: {self.path} holds another sweep; choose another folder")
-        return found
+        return group
 
-    def end(self, status: str) -> None:
-        self._write(status, self.earlier())
+    def write_status(self, status: str) -> None:
+        """Write `group.json` with this status and all cells that are known by now."""
+        self._write_group(status, self.read_group())
 
-    def grown(self) -> None:
-        """A search has drawn a further cell."""
-        self._write("running", self.earlier())
-
-    def _write(self, status: str, earlier: dict[str, Any]) -> None:
-        sweep, base = self.cells.sweep, self.cells.base
-        members = [*earlier.get("members", []), *(f"cells/{cell.name}" for cell in self.known())]
+    def _write_group(self, status: str, existing: Group | None) -> None:
+        sweep, cells = self.grid.sweep, self.list_cells()
+        members = [*(existing.members if existing else ()), *(f"cells/{cell.name}" for cell in cells)]
+        started = existing.started if existing else ""
         axes = {
-            key: axis if isinstance(axis, list) else sorted({cell.values[key] for cell in self.known()})
-            for key, axis in sweep.ranges.items()
+            key: axis if isinstance(axis, list) else sorted({cell.values[key] for cell in cells})
+            for key, axis in sweep.parsed_axes.items()
         }
-        write_atomically(self.path / "group.json", json.dumps(masked_in({
-            "kind": "sweep", "name": sweep.name, "key": self.cells.key, "command": self.command,
-            "started": earlier.get("started") or datetime.now(UTC).isoformat(timespec="seconds"),
-            "status": status, "target": str(sweep.level), "members": list(dict.fromkeys(members)), "axes": axes,
-            "mode": sweep.mode, "metric": sweep.metric, "goal": sweep.best, "claim": sweep.claim,
-        }) | {"tracking": base.tracking.model_dump()}, indent=2) + "\n")
+        write_group(self.path, Group(
+            kind="sweep", name=sweep.name, key=self.grid.key, command=self.command, status=status,
+            started=started or datetime.now(UTC).isoformat(timespec="seconds"), target=str(sweep.parsed_target),
+            members=tuple(dict.fromkeys(members)), axes=axes, mode=sweep.mode, metric=sweep.metric,
+            goal=sweep.direction, claim=sweep.claim, tracking=self.grid.base.tracking.model_dump(),
+        ))
 
-    def known(self) -> list[Cell]:
-        """All cells there are so far; a search's are those that it has drawn."""
-        if self.cells.sweep.mode != "tpe":
-            return self.cells.fixed
-        return SearchLog(self.path / "search.jsonl", self.cells).cells
-
-
-def connect(cells: Cells) -> None:
-    """To the cluster that the sweep is to use, or to one of its own."""
-    ray_session.connect(cells.base.engine.get("address"))
+    def list_cells(self) -> list[SweepCell]:
+        """Return all cells that are known by now: of a TPE search, those that it has sampled."""
+        if self.grid.sweep.mode != "tpe":
+            return self.grid.cells
+        return SearchLog(self.path / "search.jsonl", self.grid).cells
 
 
-def slots(cells: Cells) -> int | None:
-    """How many cells run at a time on this machine, where there is no cluster."""
-    if cells.base.engine.get("address") or os.environ.get("RAY_ADDRESS"):
+def build_grid(sweep: Sweep) -> Grid:
+    """Build and validate every cell."""
+    grid = Grid(sweep)
+    _ = grid.cells
+    return grid
+
+
+def connect_cluster(grid: Grid) -> None:
+    """Connect to the cluster of the base experiment, or start one on this machine."""
+    ray_session.connect(grid.base.engine.get("address"))
+
+
+def count_local_slots(grid: Grid) -> int | None:
+    """Return how many cells run at a time on this machine; None: the sweep runs on a cluster."""
+    if grid.base.engine.get("address") or os.environ.get("RAY_ADDRESS"):
         return None
-    engine = cells.base.parts.engine
+    engine = grid.base.parts.engine
     return max(1, (os.cpu_count() or 1) // engine.threads) if isinstance(engine, LocalSettings) else 1
 
 
-def default_folder(cells: Cells) -> Path:
-    return Path("runs") / f"sweep-{cells.sweep.name}-{cells.key[:8]}"
+def default_sweep_folder(grid: Grid) -> Path:
+    return Path("runs") / f"sweep-{grid.sweep.name}-{grid.key[:8]}"
 
 
-class Forecast:
-    """What is done, and what the rest will take."""
+class SweepProgress:
+    """Which cells of a sweep are complete, and an estimate of the others (none without a console)."""
 
-    def __init__(self, folder: Folder, console: Console | None) -> None:
-        cells, out = folder.cells, folder.path
-        self.cells = folder.known()
-        self.total = cells.sweep.trials or 0 if cells.sweep.mode == "tpe" else len(self.cells)
-        self.done = [cell for cell in self.cells if cell.ended(out) is not None]
-        self.todo = [cell for cell in self.cells if cell.ended(out) is None]
-        wanted = self.todo or ([cells.base_cell] if len(self.done) < self.total else [])
-        self._each: dict[str, Estimate] = {}
+    def __init__(self, folder: SweepFolder, console: Console | None) -> None:
+        grid, out = folder.grid, folder.path
+        self.cells = folder.list_cells()
+        self.total = grid.sweep.trials or 0 if grid.sweep.mode == "tpe" else len(self.cells)
+        self.summaries = {cell.name: found for cell in self.cells if (found := cell.read_summary(out)) is not None}
+        self.done = [cell for cell in self.cells if cell.name in self.summaries]
+        self.todo = [cell for cell in self.cells if cell.name not in self.summaries]
+        unknown = self.todo or ([grid.base_cell] if len(self.done) < self.total else [])
+        self._estimates: dict[str, CellEstimate] = {}
         if console is not None:
-            with console.status("trying a round of some cells"):
-                self._each = estimate(wanted)
-        took = [recorded(summary) for cell in self.done if (summary := summaries.summary_of(cell.folder(out)))]
-        self.measured = sum(took) / len(took) if took else None
+            with console.status("measuring a round of some cells"):
+                self._estimates = estimate_cells(unknown)
+        recorded = [read_seconds(summary) for summary in self.summaries.values()]
+        self._recorded = sum(recorded) / len(recorded) if recorded else None
 
     @property
     def left(self) -> int:
         return self.total - len(self.done)
 
-    def seconds(self) -> float | None:
-        """Of one cell: as those that are done, else as tried."""
-        tried = [each.seconds for each in self._each.values()]
-        return self.measured or (sum(tried) / len(tried) if tried else None)
+    def cell_seconds(self) -> float | None:
+        """Return the mean time of a cell: of those that are complete, else of the estimates."""
+        estimated = [each.seconds for each in self._estimates.values()]
+        return self._recorded or (sum(estimated) / len(estimated) if estimated else None)
 
-    def text(self, slots: int | None) -> str:
-        """For so many cells at a time; None: nobody knows how many, as on a cluster that is not asked yet."""
-        done = f", {len(self.done)} of them done already" if self.done else ""
+    def format(self, slots: int | None) -> str:
+        """Describe the work in one line, for so many cells at a time; None: not known, as on a cluster."""
+        done = f", {len(self.done)} already done" if self.done else ""
         head = f"{self.total} cells{done}"
-        if not self.left or not self._each:
+        if not self.left or not self._estimates:
             return head
-        seconds = (self.seconds() or 0.0) * self.left
-        bytes_ = sum(each.bytes_links for each in self._each.values()) / len(self._each) * self.left
-        where = "of one core" if slots is None else f"with {slots} at a time"
-        return f"{head}; about {duration(seconds / min(slots or 1, self.left))} {where}, {volume(bytes_)} between nodes"
+        seconds = (self.cell_seconds() or 0.0) * self.left
+        bytes_ = sum(each.bytes_links for each in self._estimates.values()) / len(self._estimates) * self.left
+        where = "on one core" if slots is None else f"with {slots} at a time"
+        duration = format_duration(seconds / min(slots or 1, self.left))
+        return f"{head}; about {duration} {where}, {format_bytes(bytes_)} between nodes"
 
 
-def run(folder: Folder, forecast: Forecast, console: Console | None) -> Outcome:
-    """Runs what is not there yet and writes the tables; the folder is held, and says how it ended before this returns:
-    those who follow it are told to stop right after."""
+def run_sweep(folder: SweepFolder, progress: SweepProgress, console: Console | None) -> SweepResult:
+    """Run the cells that are not complete and write the tables. The folder must be locked.
+
+    The status is written before this returns: readers of the folder (MLflow) are stopped right after.
+    """
     try:
-        outcome = _run(folder, forecast, console)
-    except Exception:                   # an interrupted sweep has no end: it is gone on with
-        folder.end("failed")
+        result = _run_cells(folder, progress, console)
+    except Exception:                   # an interrupted sweep keeps the status "running": it can be resumed
+        folder.write_status("failed")
         raise
-    folder.end("failed" if outcome.failed else "finished")
-    return outcome
+    folder.write_status("failed" if result.failed else "finished")
+    return result
 
 
-def _run(folder: Folder, forecast: Forecast, console: Console | None) -> Outcome:
-    cells, out = folder.cells, folder.path
+def _run_cells(folder: SweepFolder, progress: SweepProgress, console: Console | None) -> SweepResult:
+    grid, out = folder.grid, folder.path
     errors: dict[str, str] = {}
-    if forecast.left > 0:
-        board = Board(cells.sweep, forecast.total, len(forecast.done), forecast.seconds, console)
-        for cell in forecast.done:
-            board.seen(cell.label, (summaries.summary_of(cell.folder(out)).get("final") or {}).get(cells.sweep.metric))
-        driver = Driver(cells, out, board, folder.grown)
-        with board:
-            driver.run(forecast.todo)
-        errors = {name: s.error for name, s in board.cells.items() if s.status == "failed"}
-    everything = folder.known()
-    table = summaries.cell_table(everything, out, cells.sweep.level, errors)
-    seeds = summaries.seed_table(table, list(cells.sweep.axes))
-    summaries.write(table, seeds, out)
-    failed = [(cell.label, errors[cell.name]) for cell in everything if cell.name in errors]
-    return Outcome(out, table, seeds, failed)
-
-
-def plan(sweep: Sweep) -> Cells:
-    """Checks every cell."""
-    cells = Cells(sweep)
-    _ = cells.fixed
-    return cells
+    if progress.left > 0:
+        table = LiveTable(grid.sweep, progress.total, len(progress.done), progress.cell_seconds, console)
+        for cell in progress.done:
+            table.update_best(cell.label, progress.summaries[cell.name].final.get(grid.sweep.metric))
+        runner = TuneRunner(grid, out, table, lambda: folder.write_status("running"))
+        with table:
+            runner.run(progress.todo)
+        errors = {name: cell.error for name, cell in table.cells.items() if cell.status == "failed"}
+    cells = folder.list_cells()
+    cell_table = summaries.build_cell_table(cells, out, grid.sweep.parsed_target, errors)
+    seed_table = summaries.build_seed_table(cell_table, list(grid.sweep.axes))
+    summaries.write_tables(cell_table, seed_table, out)
+    failed = [(cell.label, errors[cell.name]) for cell in cells if cell.name in errors]
+    return SweepResult(out, cell_table, seed_table, failed)

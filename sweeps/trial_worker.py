@@ -1,6 +1,6 @@
-"""A cell in a process of its own, as Ray Tune runs it: one thread, its folder, and now and then a word to the driver.
+"""Run one cell as a Ray Tune trial, in a worker process: into the cell's folder, with reports to the driver.
 
-Nothing of a cell depends on Tune: it goes on from its own checkpoint, whoever starts it again.
+A cell does not depend on Tune's state: every worker resumes it from the checkpoint in its folder.
 """
 
 import os
@@ -13,137 +13,156 @@ from typing import Any
 
 from dbo.platform.config import overrides as overriding
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.placement import lent
-from dbo.platform.errors import InputError, InUse
-from dbo.platform.runs.run_folder import Record, in_use, read_run
+from dbo.platform.engine.placement import use_placement_group
+from dbo.platform.errors import FolderLockedError, InputError
+from dbo.platform.runs.provenance import collect_environment
+from dbo.platform.runs.run_folder import RunFolder, find_summary, is_locked, read_events
 from dbo.platform.runs.runner import Result, run
-from dbo.sweeps.grid import Cell, Values
+from dbo.platform.runs.schema import Record, Summary
+from dbo.sweeps.grid import AxisValues, SweepCell
 
-_SAY_EVERY = 0.5            # seconds between words to the driver, who shows them
-_HELD = 120.0               # seconds without progress that somebody else may hold a cell's folder
+_REPORT_EVERY = 0.5         # seconds between reports that only the live table needs
+_LOCK_TIMEOUT = 120.0       # seconds without progress after which we stop waiting for a locked folder
 Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What a process needs to run any cell of the sweep."""
+class TrialSpec:
+    """What a worker needs to run any trial of the sweep."""
 
     out: str
-    start: str                              # the folder in which the command was given
-    settings: Mapping[str, dict[str, Any]]  # resolved experiments, by the cells' names
-    base: dict[str, Any]                    # of a search, whose cells have no names yet
-    axes: Mapping[str, list[Any] | None]    # its axes, with their values unless they are ranges
+    working_dir: str                            # of the command: relative paths refer to it
+    experiments: Mapping[str, dict[str, Any]]   # resolved, by the names of their cells
+    base: dict[str, Any]                        # base experiment of a search, whose cells are not known beforehand
+    axes: Mapping[str, list[Any] | None]        # values of each axis; None: a range
     metric: str
-    worst: float                            # what a cell counts for that has no value of the metric in the end
-    chatty: bool                            # whether every evaluation is told, for others to decide upon
+    worst_score: float                          # what a cell reports that ends without a value of the metric
+    report_all: bool                            # report every evaluation, for a scheduler or searcher
 
 
-def trial(config: dict[str, Any], orders: Orders) -> None:
-    """Runs a cell to an end of whatever kind; what goes wrong is told, not raised."""
+def run_trial(config: dict[str, Any], spec: TrialSpec) -> None:
+    """Run the cell of a Tune configuration. Errors are reported, not raised."""
     import ray
     from ray import tune
 
-    if Path(orders.start).is_dir():
-        os.chdir(orders.start)              # relative paths mean what they meant there
+    if Path(spec.working_dir).is_dir():
+        os.chdir(spec.working_dir)
     try:
-        settings = orders.settings[config["cell"]] if "cell" in config else overriding.apply(
-            orders.base, proposed(config, orders.axes))
+        settings = spec.experiments[config["cell"]] if "cell" in config else overriding.apply(
+            spec.base, decode_config(config, spec.axes))
     except InputError as error:
-        _Teller(orders, tune.report).end("failed", {"error": str(error)})
+        TrialReporter(spec, tune.report).report_end(Summary("failed", error=str(error)))
         return
-    with lent(ray.util.get_current_placement_group()):
-        conduct(settings, orders, tune.report)
+    with use_placement_group(ray.util.get_current_placement_group()):
+        run_cell(settings, spec, tune.report)
 
 
-def proposed(config: Mapping[str, Any], axes: Mapping[str, list[Any] | None]) -> Values:
-    """What a search has drawn: of lists the place of a value, and numbers of more digits than anybody reads."""
-    return {key: _number(config[key]) if values is None else values[config[key]] for key, values in axes.items()}
+def decode_config(config: Mapping[str, Any], axes: Mapping[str, list[Any] | None]) -> AxisValues:
+    """Return the values that a searcher has sampled: it proposes indices into lists, and floats of too many digits."""
+    return {key: _round_number(config[key]) if values is None else values[config[key]] for key, values in axes.items()}
 
 
-def _number(value: Any) -> Any:
+def _round_number(value: float | int) -> float | int:
     return float(f"{value:.6g}") if isinstance(value, float) else int(value)
 
 
-def conduct(settings: dict[str, Any], orders: Orders, report: Report) -> None:
-    """The cell with these settings, told by `report`."""
-    watcher = _Teller(orders, report)
+def run_cell(settings: dict[str, Any], spec: TrialSpec, report: Report) -> None:
+    """Run the experiment with these settings, or take its result if another worker has run it."""
+    reporter = TrialReporter(spec, report)
     try:
-        # Records go to MLflow by way of the sweep's folder, never from here.
+        # A process of the driver sends the sweep's folder to MLflow; workers do not.
         experiment = Experiment(**{**settings, "tracking": {}})
-        cell = Cell({}, experiment)
-        folder = cell.folder(Path(orders.out))
+        cell = SweepCell({}, experiment)
+        folder = cell.folder(Path(spec.out))
         while True:
-            wait_for(folder)
-            if (status := cell.ended(Path(orders.out))) is not None:
-                watcher.end(status, read_run(folder).summary)
+            wait_for_lock(folder)
+            if (summary := cell.read_summary(Path(spec.out))) is not None:
+                reporter.report_end(summary)
                 return
-            with suppress(InUse):           # a search may draw a cell twice: the other one was quicker
-                result = run(experiment, folder, resume=True, watcher=watcher)
-                watcher.end(result.status, result.summary)
+            with suppress(FolderLockedError):      # a search may sample a cell twice, and the other trial was faster
+                discard_other_environment(folder)
+                result = run(experiment, folder, resume=True, callback=reporter)
+                reporter.report_end(find_summary(folder) or Summary(result.status))
                 return
     except Exception as error:
-        told = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        watcher.end("failed", {"error": " ".join(told.split())[:2000]})
+        message = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        reporter.report_end(Summary("failed", error=" ".join(message.split())[:2000]))
 
 
-def wait_for(folder: Path) -> None:
-    """Until nobody holds the folder any more, as long as its holder gets on.
+def discard_other_environment(folder: Path) -> None:
+    """Delete an unfinished run that was started with other library versions or on another processor.
 
-    It may be at work on the same cell; or its driver was killed, and it ends a moment later.
+    It could not be resumed to the same bits. The cell restarts: after an upgrade, or on another machine of a cluster.
     """
-    seen, since = _progress(folder), time.monotonic()
-    while in_use(folder):
-        if (now := _progress(folder)) != seen:
-            seen, since = now, time.monotonic()
-        elif time.monotonic() - since > _HELD:
-            raise InUse(f"{folder} is in use by another run, which has not got on for {_HELD:g} s")
+    starts = [event for event in read_events(RunFolder(folder).events) if event.kind == "started"]
+    if not starts or starts[-1].environment in ({}, collect_environment()):
+        return
+    files = RunFolder(folder)
+    files.acquire()
+    try:
+        files.clear()
+    finally:
+        files.release()
+
+
+def wait_for_lock(folder: Path) -> None:
+    """Wait until no process locks the folder; raise `FolderLockedError` if its owner makes no progress.
+
+    The owner may run the same cell. Or its driver was killed, and it ends a moment later.
+    """
+    before, since = _read_modification_times(folder), time.monotonic()
+    while is_locked(folder):
+        if (now := _read_modification_times(folder)) != before:
+            before, since = now, time.monotonic()
+        elif time.monotonic() - since > _LOCK_TIMEOUT:
+            raise FolderLockedError(
+                f"{folder} is in use by another run, which has made no progress for {_LOCK_TIMEOUT:g} s")
         time.sleep(0.5)
 
 
-def _progress(folder: Path) -> list[tuple[str, int]]:
-    """Changes with every evaluation and every checkpoint."""
+def _read_modification_times(folder: Path) -> list[tuple[str, int]]:
+    """Return what changes with every evaluation and every checkpoint."""
     found = []
     for path in (*folder.glob("[!.]*"), *folder.glob("checkpoints/[!.]*")):
-        with suppress(OSError):             # gone meanwhile
+        with suppress(OSError):             # deleted meanwhile
             found.append((path.name, path.stat().st_mtime_ns))
     return sorted(found)
 
 
-class _Teller:
-    """Tells the driver of evaluations."""
+class TrialReporter:
+    """Callback of a run that reports evaluations to the driver."""
 
-    def __init__(self, orders: Orders, report: Report) -> None:
-        self._orders, self._report = orders, report
-        self._rounds, self._said = 0, 0.0
-        self._last: dict[str, Any] = {}
+    def __init__(self, spec: TrialSpec, report: Report) -> None:
+        self._spec, self._report = spec, report
+        self._rounds, self._reported = 0, 0.0
+        self._latest: dict[str, Any] = {}
 
-    def started(self, experiment: Experiment, done: int) -> None:
+    def on_start(self, experiment: Experiment, done: int) -> None:
         self._rounds = experiment.rounds
 
-    def evaluated(self, record: Record) -> None:
-        metric = self._orders.metric
+    def on_evaluation(self, record: Record) -> None:
+        metric = self._spec.metric
         value = record.get(metric)
-        if value is None and self._orders.chatty:
+        if value is None and self._spec.report_all:
             raise InputError(f"metric: {metric} is not measured by this task")
-        self._last = {
+        self._latest = {
             "round": record["round"], "seconds": record["seconds"], "comm_mb": record["comm_mb"],
             **({} if value is None else {metric: value}),
         }
-        if record["round"] < self._rounds and (
-            self._orders.chatty or time.monotonic() - self._said > _SAY_EVERY
-        ):
-            self._said = time.monotonic()
-            self._report({**self._last, "final": False})
+        due = self._spec.report_all or time.monotonic() - self._reported > _REPORT_EVERY
+        if due and record["round"] < self._rounds:
+            self._reported = time.monotonic()
+            self._report({**self._latest, "final": False})
 
-    def noted(self, text: str) -> None: ...
-    def ended(self, result: Result) -> None: ...
+    def on_notice(self, text: str) -> None: ...
+    def on_end(self, result: Result) -> None: ...
 
-    def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """The last word."""
-        metric, final = self._orders.metric, summary.get("final") or {}
-        value = final.get(metric) if status in {"finished", "stopped"} else None
+    def report_end(self, summary: Summary) -> None:
+        """Send the final report."""
+        metric, final = self._spec.metric, summary.final
+        value = final.get(metric) if summary.status in {"finished", "stopped"} else None
         self._report({
             "round": final.get("round", 0), "seconds": final.get("seconds", 0.0), "comm_mb": final.get("comm_mb", 0.0),
-            **self._last, metric: self._orders.worst if value is None else value,
-            "final": True, "status": status, "error": str(summary.get("error", "")),
+            **self._latest, metric: self._spec.worst_score if value is None else value,
+            "final": True, "status": summary.status, "error": summary.error or "",
         })

@@ -1,8 +1,8 @@
-"""Cells on Ray Tune: as many at once as the cluster has room for, each with all that it needs set aside beforehand.
+"""Run cells on Ray Tune: as many at a time as the cluster has resources for, each in a placement group of its own.
 
-A cell in one process takes a core. A cell on the Ray engine takes a placement group with a bundle for each of its
-actors, so that it never waits for actors while others hold the room. Tune decides who runs when; what has been done is
-read from the cells' folders alone, and Tune's own records are thrown away.
+A cell on the local engine takes a CPU per thread. A cell on the Ray engine takes a placement group with a bundle for
+each of its actors, so it never waits for actors while other cells hold the CPUs. Tune only schedules: which cells are
+complete is read from their folders, and Tune's own files are deleted.
 """
 
 import json
@@ -11,327 +11,304 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbo.platform.config.engines import LocalSettings
-from dbo.platform.engine.placement import bundle_for, dismiss, pack_nodes
+from dbo.platform.engine.placement import bundle_for, pack_nodes, release_idle_actors
 from dbo.platform.engine.ray_session import connect
 from dbo.platform.errors import RunError
 from dbo.platform.runs.run_folder import RunFolder, read_metrics
-from dbo.sweeps.grid import Cell, Cells, Values
-from dbo.sweeps.live_table import Board
-from dbo.sweeps.plan import Range
-from dbo.sweeps.trial_worker import Orders, proposed, trial, wait_for
+from dbo.platform.runs.schema import Summary, find_direction
+from dbo.sweeps.grid import Grid, SweepCell
+from dbo.sweeps.live_table import LiveTable
+from dbo.sweeps.plan import Axis, AxisRange
+from dbo.sweeps.search_log import SearchLog
+from dbo.sweeps.trial_worker import TrialSpec, decode_config, run_trial, wait_for_lock
 
-WORST = 1e30            # what a cell counts for, in a search, that has diverged or failed
-_RETRIES = 2            # how often a cell whose process was lost goes on from its checkpoint
-_TAKEN = 0.95           # of the cores, by cells with actors: a run beside them, which asks for little, fits too
-_PATIENCE = 20.0        # seconds without a cell at work after which the sweep says what it waits for
+if TYPE_CHECKING:                   # imported late elsewhere: Ray reads its environment when it is imported
+    from ray.tune import Callback, PlacementGroupFactory
+    from ray.tune.experiment import Trial
+    from ray.tune.schedulers import TrialScheduler
+    from ray.tune.search import Searcher
+
+WORST_SCORE = 1e30          # what a cell scores in a search that has diverged or failed
+_MAX_FAILURES = 2           # how often a cell whose worker was lost resumes from its checkpoint
+_CPU_SHARE = 0.95           # of the CPUs for cells with actors: leaves space for a small run beside them
+_IDLE_NOTICE_AFTER = 20.0   # seconds without a running cell after which we report the missing resources
 Bundles = list[dict[str, float]]
+TrialConfig = Mapping[str, Any]      # the configuration of one trial
 
 
-class Driver:
-    """One sweep on Tune."""
+class TuneRunner:
+    """Runs the cells of one sweep on Tune."""
 
-    def __init__(self, cells: Cells, out: Path, board: Board, grown: Callable[[], None]) -> None:
-        self.cells, self.sweep, self.out, self.board = cells, cells.sweep, out, board
-        self._grown = grown                     # is told when a search has drawn a cell
-        self.ray = connect(cells.base.engine.get("address"))
-        self._named: dict[str, Cell] = {}
-        self._seen: dict[str, Cell] = {}        # of a search, by its values
-        self._idle_since = self._looked = time.monotonic()
+    def __init__(self, grid: Grid, out: Path, table: LiveTable, on_new_cell: Callable[[], None]) -> None:
+        self.grid, self.sweep, self.out, self.table = grid, grid.sweep, out, table
+        self.ray = connect(grid.base.engine.get("address"))
+        self.cells: dict[str, SweepCell] = {}           # all that were started, by name
+        self._on_new_cell = on_new_cell                 # called after a search has sampled a cell
+        self._sampled: dict[str, SweepCell] = {}        # cells of a search, by their values
+        self._idle_since = self._idle_checked = time.monotonic()
 
-    def run(self, todo: Sequence[Cell]) -> None:
-        """These cells, and all that a search has still to draw."""
-        dismiss()           # actors of this process that wait for a next run hold what cells need
-        log = SearchLog(self.out / "search.jsonl", self.cells) if self.sweep.mode == "tpe" else None
+    def run(self, cells: Sequence[SweepCell]) -> None:
+        """Run these cells, and all that a search has still to sample."""
+        release_idle_actors()           # this process may keep actors for a next run; cells need their CPUs
+        log = SearchLog(self.out / "search.jsonl", self.grid) if self.sweep.mode == "tpe" else None
         if log is not None:
-            todo = [cell for cell in log.cells if cell.ended(self.out) is None]
-        with _quiet(), _own_records(self.out):
-            if todo:
-                self._fit({"cell": _grid([cell.name for cell in todo])}, todo)
+            cells = [cell for cell in log.cells if cell.read_summary(self.out) is None]
+        with _quiet_tune(), _temporary_tune_folder(self.out):
+            if cells:
+                self._fit_cells(cells)
             if log is not None and (more := (self.sweep.trials or 0) - len(log.cells)) > 0:
-                self._search(log, more)
-        self._settle()
+                self._fit_search(log, more)
+        stopped = [name for name, status in self.table.cells.items() if status.status == "stopped"]
+        record_stopped_cells((self.cells[name] for name in stopped), self.out)
 
-    def _fit(self, space: dict[str, Any], todo: Sequence[Cell], **more: Any) -> None:
+    def _fit_cells(self, cells: Sequence[SweepCell]) -> None:
         from ray import tune
 
-        named = {cell.name: cell for cell in todo}
-        self._named |= named
-        log: SearchLog | None = more.pop("log", None)
+        self.cells |= {cell.name: cell for cell in cells}
+        self._fit({"cell": tune.grid_search([cell.name for cell in cells])}, cells)
 
-        def cell_of(config: dict[str, Any]) -> Cell:
-            return named[config["cell"]] if "cell" in config else self._proposed(config)
-
-        for cell in todo or [self.cells.base_cell]:
-            self._check_room(self.bundles(cell))
-        self.board.slots = self._slots((todo or [self.cells.base_cell])[0])
-        searched = log is not None or self.sweep.stopping is not None
-        orders = Orders(
-            out=str(self.out.resolve()), start=str(Path.cwd()),
-            settings={cell.name: cell.experiment.resolved() for cell in todo},
-            base=self.cells.placed, axes=self._axes(), metric=self._metric,
-            worst=-WORST if self.sweep.best == "max" else WORST, chatty=searched,
-        )
-        tune.Tuner(
-            tune.with_resources(
-                tune.with_parameters(trial, orders=orders),
-                Room(
-                    {cell.name: self.bundles(cell) for cell in todo}, usual=self.bundles(self.cells.base_cell)
-                ),
-            ),
-            param_space=space,
-            tune_config=tune.TuneConfig(
-                scheduler=self._scheduler(), reuse_actors=self.sweep.stopping is None,
-                trial_dirname_creator=_named, **more,
-            ),
-            run_config=tune.RunConfig(
-                name="trials", storage_path=str((self.out / ".tune").resolve()), verbose=0,
-                callbacks=[_callback(self.board, cell_of, log, self._grown, self._look)],
-                failure_config=tune.FailureConfig(max_failures=_RETRIES),
-            ),
-        ).fit()
-
-    # ---- searches ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _metric(self) -> str:
-        stop = self.sweep.stopping
-        return (stop.metric if stop is not None and stop.metric and self.sweep.mode != "tpe" else None) \
-            or self.sweep.metric
-
-    def _axes(self) -> dict[str, list[Any] | None]:
-        return {key: None if isinstance(axis, Range) else axis for key, axis in self.sweep.ranges.items()}
-
-    def _search(self, log: "SearchLog", more: int) -> None:
-        """Optuna's TPE through Tune's adapter, told first what earlier starts of this search have found."""
+    def _fit_search(self, log: SearchLog, samples: int) -> None:
+        """Sample further cells by Optuna's TPE, which first gets the results of all cells in the log."""
         import optuna
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        known = [(log.places[cell.name], reward) for cell in log.cells if (reward := self._reward(cell)) is not None]
-        told: dict[str, Any] = {
-            "points_to_evaluate": [point for point, _ in known], "evaluated_rewards": [reward for _, reward in known],
+        known = [(log.configs[cell.name], score) for cell in log.cells if (score := self._read_score(cell)) is not None]
+        evaluated: dict[str, Any] = {
+            "points_to_evaluate": [config for config, _ in known], "evaluated_rewards": [score for _, score in known],
         }
-        space = {key: _domain(axis) for key, axis in self.sweep.ranges.items()}
+        space = {key: _make_domain(axis) for key, axis in self.sweep.parsed_axes.items()}
         searcher = OptunaSearch(
-            OptunaSearch.convert_search_space(space), metric=self.sweep.metric, mode=self.sweep.best,
-            seed=self.cells.base.seed + len(log.cells),      # not the same draws again
-            **(told if known else {}),
+            OptunaSearch.convert_search_space(space), metric=self.sweep.metric, mode=self.sweep.direction,
+            seed=self.grid.base.seed + len(log.cells),      # a resumed search must not repeat its samples
+            **(evaluated if known else {}),
         )
-        self._fit({}, [], search_alg=searcher, num_samples=more, log=log)
+        self._fit({}, [], searcher, samples, log)
 
-    def _reward(self, cell: Cell) -> float | None:
-        status = cell.ended(self.out)
-        if status is None:
+    def _fit(
+        self, space: dict[str, Any], cells: Sequence[SweepCell], searcher: "Searcher | None" = None, samples: int = 1,
+        log: SearchLog | None = None,
+    ) -> None:
+        from ray import tune
+
+        for cell in cells or [self.grid.base_cell]:
+            self._check_resources(self.make_bundles(cell))
+        self.table.slots = self._count_slots((cells or [self.grid.base_cell])[0])
+        spec = TrialSpec(
+            out=str(self.out.resolve()), working_dir=str(Path.cwd()),
+            experiments={cell.name: cell.experiment.to_dict() for cell in cells},
+            base=self.grid.data_with_engine, axes=self._axis_values(), metric=self._metric,
+            worst_score=self._worst_score, report_all=log is not None or self.sweep.early_stopping is not None,
+        )
+        resources = TrialResources(
+            {cell.name: self.make_bundles(cell) for cell in cells}, default=self.make_bundles(self.grid.base_cell))
+        tune.Tuner(
+            tune.with_resources(tune.with_parameters(run_trial, spec=spec), resources),
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                scheduler=self._make_scheduler(), reuse_actors=self.sweep.early_stopping is None,
+                trial_dirname_creator=_name_trial_folder, search_alg=searcher, num_samples=samples,
+            ),
+            run_config=tune.RunConfig(
+                name="trials", storage_path=str((self.out / ".tune").resolve()), verbose=0,
+                callbacks=[_make_callback(TrialEvents(self, log))],
+                failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
+            ),
+        ).fit()
+
+    # ---- searches and schedulers -------------------------------------------------------------------------------------
+
+    @property
+    def _metric(self) -> str:
+        """The metric that trials report."""
+        stop = self.sweep.early_stopping
+        return (stop.metric if stop is not None and stop.metric and self.sweep.mode != "tpe" else None) \
+            or self.sweep.metric
+
+    @property
+    def _worst_score(self) -> float:
+        return -WORST_SCORE if self.sweep.direction == "max" else WORST_SCORE
+
+    def _axis_values(self) -> dict[str, list[Any] | None]:
+        return {key: None if isinstance(axis, AxisRange) else axis for key, axis in self.sweep.parsed_axes.items()}
+
+    def _read_score(self, cell: SweepCell) -> float | None:
+        summary = cell.read_summary(self.out)
+        if summary is None:
             return None
-        records = read_metrics(cell.folder(self.out) / "metrics.jsonl")
-        value = records[-1].get(self.sweep.metric) if records and status != "diverged" else None
-        return (-WORST if self.sweep.best == "max" else WORST) if value is None else float(value)
+        value = summary.final.get(self.sweep.metric) if summary.status != "diverged" else None
+        return self._worst_score if value is None else float(value)
 
-    def _proposed(self, config: dict[str, Any]) -> Cell:
-        values = proposed(config, self._axes())
+    def find_cell(self, config: TrialConfig) -> SweepCell:
+        """Return the cell of a trial's configuration."""
+        if "cell" in config:
+            return self.cells[config["cell"]]
+        values = decode_config(config, self._axis_values())
         key = json.dumps(values, sort_keys=True)
-        if key not in self._seen:
-            self._seen[key] = self.cells.cell(values)
-        return self._seen[key]
+        if key not in self._sampled:
+            cell = self._sampled[key] = self.grid.make_cell(values)
+            self.cells[cell.name] = cell
+        return self._sampled[key]
 
-    def _scheduler(self) -> Any:
-        stop = self.sweep.stopping
+    def record_sample(self, log: SearchLog, cell: SweepCell, config: dict[str, Any]) -> None:
+        """Write down a cell that the search has sampled."""
+        log.add(cell, config)
+        self._on_new_cell()
+
+    def _make_scheduler(self) -> "TrialScheduler | None":
+        stop = self.sweep.early_stopping
         if stop is None:
             return None
         from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
         metric = self._metric
-        rising = self.sweep.best if metric == self.sweep.metric else "max" if "accuracy" in metric else "min"
-        common: dict[str, Any] = {"time_attr": "round", "metric": metric, "mode": rising}
+        direction = self.sweep.direction if metric == self.sweep.metric else find_direction(metric)
+        common: dict[str, Any] = {"time_attr": "round", "metric": metric, "mode": direction}
         if stop.scheduler == "median":
             return MedianStoppingRule(grace_period=stop.grace, **common)
-        rounds = max(self.cells.base.rounds, stop.grace)
+        rounds = max(self.grid.base.rounds, stop.grace)
         return ASHAScheduler(
             grace_period=stop.grace, reduction_factor=stop.factor, max_t=rounds, stop_last_trials=False, **common)
 
-    # ---- room --------------------------------------------------------------------------------------------------------
+    # ---- resources ---------------------------------------------------------------------------------------------------
 
-    def bundles(self, cell: Cell) -> Bundles:
-        """What a cell needs: a core per thread, or nothing for itself, which only waits, and a seat for each actor.
+    def make_bundles(self, cell: SweepCell) -> Bundles:
+        """Return the bundles of a cell's placement group.
 
-        Behind a seat is a fair share of the cores, though an actor asks for less: so that no more actors are at work at
-        the same time than there are cores.
+        On the local engine: one, with a CPU per thread. On the Ray engine: an empty one for the trial itself, which
+        only waits, and one per actor. An actor requests almost no CPU; its bundle holds a fair share of the CPUs, so
+        that no more actors run at a time than there are CPUs.
         """
         engine = cell.experiment.parts.engine
-        cores = [node["Resources"].get("CPU", 0.0) for node in self.ray.nodes() if node["Alive"]]
+        cpus = [node["Resources"].get("CPU", 0.0) for node in self.ray.nodes() if node["Alive"]]
         if isinstance(engine, LocalSettings):
-            return [{"CPU": min(float(engine.threads), max(cores))}]
+            return [{"CPU": min(float(engine.threads), max(cpus))}]
         blocks = pack_nodes(engine, self.ray, cell.experiment.nodes)
-        share = math.floor(_TAKEN * fair_share(cores, len(blocks)) * 100) / 100
-        seats = [bundle_for(engine, len(ids)) for ids in blocks]
-        return [{}, *({**seat, "CPU": max(seat["CPU"], share)} for seat in seats)]
+        share = math.floor(_CPU_SHARE * compute_fair_share(cpus, len(blocks)) * 100) / 100
+        requests = [bundle_for(engine, len(ids)) for ids in blocks]
+        return [{}, *({**request, "CPU": max(request["CPU"], share)} for request in requests)]
 
-    def _look(self) -> None:
-        """Says what is missing if nobody has been at work for a while: others may hold the cluster."""
+    def report_idle(self) -> None:
+        """Report the missing resources if no cell has been running for a while: others may hold the cluster."""
         now = time.monotonic()
-        if self.board.count("running"):
+        if self.table.count("running"):
             self._idle_since = now
-            self.board.waits("")
-        elif now - max(self._idle_since, self._looked) > _PATIENCE:
-            self._looked = now
+            self.table.set_missing_resources("")
+        elif now - max(self._idle_since, self._idle_checked) > _IDLE_NOTICE_AFTER:
+            self._idle_checked = now
             free, total = self.ray.available_resources(), self.ray.cluster_resources()
-            needed = _needed(self.bundles(next(iter(self._named.values()), self.cells.base_cell)))
-            self.board.waits("; ".join(
+            needed = _sum_bundles(self.make_bundles(next(iter(self.cells.values()), self.grid.base_cell)))
+            self.table.set_missing_resources("; ".join(
                 f"{kind}: a cell needs {amount:g}, free are {free.get(kind, 0.0):g} of {total.get(kind, 0.0):g}"
                 for kind, amount in needed.items() if amount > free.get(kind, 0.0) + 1e-6
             ))
 
-    def _check_room(self, bundles: Bundles) -> None:
-        """Tune would wait for ever for what the cluster does not have."""
+    def _check_resources(self, bundles: Bundles) -> None:
+        """Raise an error if the cluster is too small for a cell: Tune would wait for ever."""
         total = self.ray.cluster_resources()
-        for kind, amount in _needed(bundles).items():
+        for kind, amount in _sum_bundles(bundles).items():
             if amount > total.get(kind, 0.0) + 1e-6:
                 raise RunError(f"a cell needs {kind} {amount:g}, the cluster has {total.get(kind, 0.0):g}")
 
-    def _slots(self, cell: Cell) -> int:
-        return max(1, int(self.ray.cluster_resources().get("CPU", 1) / _needed(self.bundles(cell))["CPU"] + 1e-9))
-
-    def _settle(self) -> None:
-        """Cells that Tune has stopped say so in their folders, as those do that ended by themselves."""
-        for name, standing in self.board.cells.items():
-            if standing.status != "stopped":
-                continue
-            cell = next(cell for cell in [*self._named.values(), *self._seen.values()] if cell.name == name)
-            folder = RunFolder(cell.folder(self.out))
-            wait_for(folder.path)
-            folder.acquire()
-            try:
-                if not folder.summary.exists():
-                    _write_stopped(folder, cell)
-            finally:
-                folder.release()
+    def _count_slots(self, cell: SweepCell) -> int:
+        cpus = self.ray.cluster_resources().get("CPU", 1)
+        return max(1, int(cpus / _sum_bundles(self.make_bundles(cell))["CPU"] + 1e-9))
 
 
-def fair_share(cores: Sequence[float], actors: int) -> float:
-    """The largest share of a core, up to a whole one, of which machines with so many cores can hold so many."""
-    shares = [1.0, *(count / number for count in cores for number in range(1, actors + 1) if 0 < count < number)]
-    fitting = [s for s in shares if sum(math.floor(count / s + 1e-9) for count in cores) >= actors]
+def compute_fair_share(cpus: Sequence[float], actors: int) -> float:
+    """Return the largest share of a CPU, at most 1, such that machines with these CPUs can hold so many actors."""
+    shares = [1.0, *(count / number for count in cpus for number in range(1, actors + 1) if 0 < count < number)]
+    fitting = [s for s in shares if sum(math.floor(count / s + 1e-9) for count in cpus) >= actors]
     return math.floor(max(fitting, default=0.01) * 100) / 100 or 0.01
 
 
-def _needed(bundles: Bundles) -> dict[str, float]:
+def _sum_bundles(bundles: Bundles) -> dict[str, float]:
     kinds = dict.fromkeys(kind for bundle in bundles for kind in bundle)
     return {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """The placement group of each cell. Plain data: Tune takes it along to other processes."""
+class TrialResources:
+    """Makes the placement group of each trial. Plain data: Tune pickles it."""
 
-    named: dict[str, Bundles]
-    usual: Bundles          # of cells that a search draws
+    bundles: dict[str, Bundles]     # by the cell's name
+    default: Bundles                # of cells that a search samples
 
-    def __call__(self, config: dict[str, Any]) -> Any:
+    def __call__(self, config: TrialConfig) -> "PlacementGroupFactory":
         from ray import tune
 
-        return tune.PlacementGroupFactory(self.named.get(config.get("cell", ""), self.usual))
+        return tune.PlacementGroupFactory(self.bundles.get(config.get("cell", ""), self.default))
 
 
-def _named(trial: Any) -> str:
+def _name_trial_folder(trial: "Trial") -> str:
     return str(trial.trial_id)
 
 
-def _grid(names: list[str]) -> Any:
+def _make_domain(axis: Axis) -> Any:
+    """Return the search space of an axis; of a list, the indices."""
     from ray import tune
 
-    return tune.grid_search(names)
-
-
-def _domain(axis: list[Any] | Range) -> Any:
-    from ray import tune
-
-    if not isinstance(axis, Range):
+    if not isinstance(axis, AxisRange):
         return tune.choice(list(range(len(axis))))
-    if axis.whole:
+    if axis.is_integer:
         low, high = int(axis.low), int(axis.high) + 1
         return tune.lograndint(low, high) if axis.log else tune.randint(low, high)
     return (tune.loguniform if axis.log else tune.uniform)(float(axis.low), float(axis.high))
 
 
-class SearchLog:
-    """What a search has drawn so far: a line per cell, written before the cell starts."""
+class TrialEvents:
+    """Forwards what Tune reports of trials to the live table and the log of a search."""
 
-    def __init__(self, path: Path, cells: Cells) -> None:
-        self.path = path
-        self.cells: list[Cell] = []
-        self.places: dict[str, Values] = {}         # what the searcher called them
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        for line in text.splitlines(keepends=True):
-            if line.endswith("\n"):
-                entry = json.loads(line)
-                cell = cells.cell(entry["values"])
-                self.cells.append(cell)
-                self.places[cell.name] = entry["config"]
+    def __init__(self, runner: TuneRunner, log: SearchLog | None) -> None:
+        self.runner, self.table, self.log = runner, runner.table, log
 
-    def add(self, cell: Cell, config: dict[str, Any]) -> None:
-        if cell.name in self.places:
-            return
-        self.cells.append(cell)
-        self.places[cell.name] = config
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"values": cell.values, "config": config}) + "\n")
+    def __getstate__(self) -> dict[str, Any]:
+        return {}           # Tune pickles its callbacks into a checkpoint that we never read
+
+    def on_step_begin(self, iteration: int, trials: list["Trial"], **info: Any) -> None:
+        self.runner.report_idle()
+
+    def on_trial_start(self, iteration: int, trials: list["Trial"], trial: "Trial", **info: Any) -> None:
+        cell = self.runner.find_cell(trial.config)
+        if self.log is not None:
+            self.runner.record_sample(self.log, cell, trial.config)
+        self.table.mark_running(cell.name, cell)
+
+    def on_trial_result(
+        self, iteration: int, trials: list["Trial"], trial: "Trial", result: dict[str, Any], **info: Any
+    ) -> None:
+        self.table.update(self.runner.find_cell(trial.config).name, result)
+
+    def on_trial_complete(self, iteration: int, trials: list["Trial"], trial: "Trial", **info: Any) -> None:
+        name = self.runner.find_cell(trial.config).name
+        if self.table.cells[name].status == "running":      # no final report: the scheduler has stopped it
+            self.table.mark_ended(name, "stopped")
+
+    def on_trial_error(self, iteration: int, trials: list["Trial"], trial: "Trial", **info: Any) -> None:
+        cell = self.runner.find_cell(trial.config)
+        self.table.mark_running(cell.name, cell)
+        self.table.mark_ended(cell.name, "failed", str(trial.get_error() or "its worker was lost"))
 
 
-def _callback(
-    board: Board, cell_of: Callable[[dict[str, Any]], Cell], log: SearchLog | None, grown: Callable[[], None],
-    look: Callable[[], None],
-) -> Any:
-    """Passes on to the board what Tune tells."""
+def _make_callback(events: TrialEvents) -> "Callback":
     from ray import tune
 
-    class Told(tune.Callback):
-        board: Any
-        cell_of: Any
-        log: Any
-        grown: Any
-        look: Any
+    class TuneCallback(TrialEvents, tune.Callback):
+        """The events as Tune's class, which cannot be imported at the top of this module."""
 
-        def __getstate__(self) -> dict[str, Any]:
-            return {}           # Tune keeps a copy of everything, which nobody reads
-
-        def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
-            self.look()
-
-        def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            cell = self.cell_of(trial.config)
-            if self.log is not None:
-                self.log.add(cell, trial.config)
-                self.grown()
-            self.board.started(cell.name, cell)
-
-        def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-            self.board.told(self.cell_of(trial.config).name, result)
-
-        def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            name = self.cell_of(trial.config).name
-            if self.board.cells[name].status == "running":
-                self.board.ended(name, "stopped")
-
-        def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            cell = self.cell_of(trial.config)
-            self.board.started(cell.name, cell)
-            self.board.ended(cell.name, "failed", str(trial.get_error() or "its process was lost"))
-
-    told = Told()
-    told.board, told.cell_of, told.log, told.grown, told.look = board, cell_of, log, grown, look
-    return told
+    return TuneCallback(events.runner, events.log)
 
 
 @contextmanager
-def _own_records(out: Path) -> Iterator[None]:
-    """Tune writes below the sweep's folder, and only as long as it runs."""
+def _temporary_tune_folder(out: Path) -> Iterator[None]:
+    """Let Tune write below the sweep's folder, and delete its files afterwards."""
     shutil.rmtree(out / ".tune", ignore_errors=True)
     try:
         yield
@@ -340,8 +317,8 @@ def _own_records(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Tune neither prints nor logs for others, and leaves Ctrl-C to Python."""
+def _quiet_tune() -> Iterator[None]:
+    """Keep Tune from printing, from logging to other services, and from handling Ctrl-C."""
     settings = {
         "RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "TUNE_RESULT_BUFFER_LENGTH": "0",
@@ -362,13 +339,25 @@ def _quiet() -> Iterator[None]:
                 os.environ[key] = value
 
 
-def _write_stopped(folder: RunFolder, cell: Cell) -> None:
+def record_stopped_cells(cells: Iterable[SweepCell], out: Path) -> None:
+    """Write the summary of cells that Tune has stopped: their workers could not. A summary that exists stays."""
+    for cell in cells:
+        folder = RunFolder(cell.folder(out))
+        wait_for_lock(folder.path)
+        folder.acquire()
+        try:
+            if not folder.summary.exists():
+                _write_stopped_summary(folder, cell)
+        finally:
+            folder.release()
+
+
+def _write_stopped_summary(folder: RunFolder, cell: SweepCell) -> None:
     records = read_metrics(folder.metrics)
     final = records[-1] if records else {}
     experiment = cell.experiment
-    folder.write_summary({
-        "status": "stopped", "error": f"behind the others after round {final.get('round', 0)}",
-        "name": experiment.name, "run_key": experiment.run_key, "algorithm": experiment.algorithm["name"],
-        "rounds": final.get("round", 0), "final": final, "targets": {}, "recoveries": [],
-        "seconds": {"training": final.get("seconds", 0.0), "evaluation": 0.0},
-    })
+    folder.write_summary(Summary(
+        "stopped", error=f"stopped by the scheduler after round {final.get('round', 0)}",
+        name=experiment.name, run_key=experiment.run_key, algorithm=experiment.algorithm["name"],
+        rounds=final.get("round", 0), final=final, seconds={"training": final.get("seconds", 0.0), "evaluation": 0.0},
+    ))

@@ -1,4 +1,4 @@
-"""Search step sizes: `python -m dbo.sweeps.tuning`."""
+"""Run the search for step sizes: `python -m dbo.sweeps.tuning`."""
 
 import sys
 

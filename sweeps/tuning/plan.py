@@ -1,4 +1,4 @@
-"""What is searched for tuned presets: `tuning.yaml`, checked against the algorithms' own parameters."""
+"""Read `tuning.yaml`, the plan of the search for presets, and validate it against the algorithms' parameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,167 +7,176 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dbo.platform.cli import listing
+from dbo.algorithms import registry
 from dbo.platform.config import yaml_io
-from dbo.platform.config.validation import pick, tell
+from dbo.platform.config.validation import format_error, list_parameters, pick
 from dbo.platform.errors import InputError
 
 FILE = Path(__file__).with_name("tuning.yaml")
-Values = dict[str, float]
-Range = tuple[float, float]
-_STEPS = {"lower": 1, "solve": 1, "upper": 1, "curvature": -1}      # ranges of steps, and of inverse steps
-_MIXING = "consensus"                                                # the range of γ
+StepSizes = dict[str, float]
+Bounds = tuple[float, float]
+_STEP_EXPONENTS = {"lower": 1, "solve": 1, "upper": 1, "curvature": -1}      # ranges of steps, and of inverse steps
+_CONSENSUS = "consensus"                                                      # the range of γ
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Seeds(_Strict):
+class TuningSeeds(_Strict):
     search: int
     final: int
     margin: int
 
 
-class Task(_Strict):
+class TaskPlan(_Strict):
+    """How trials on one task run and score."""
+
     experiment: dict[str, Any]
-    budget: int = Field(gt=0, description="oracle calls of a node per trial, weighed")
+    budget: int = Field(gt=0, description="weighted oracle calls of a node per trial")
     score: Literal["accuracy", "distance"]
     slack: float = Field(ge=0, description="how far below its best a final run may end, in units of the score")
-    ranges: dict[str, Range]
-    trials: int | None = Field(None, ge=4, description="instead of the plan's")
-    finalists: int | None = Field(None, ge=1, description="instead of the plan's")
-    stretch: int | None = Field(None, ge=1, description="instead of the plan's")
-    points: int | None = Field(None, ge=5, description="instead of the plan's")
-    downloaded: bool = Field(False, description="needs data from elsewhere: searched only if it is asked for by name")
+    ranges: dict[str, Bounds]
+    trials: int | None = Field(None, ge=4, description="replaces the plan's")
+    finalists: int | None = Field(None, ge=1, description="replaces the plan's")
+    stretch: int | None = Field(None, ge=1, description="replaces the plan's")
+    points: int | None = Field(None, ge=5, description="replaces the plan's")
+    downloaded: bool = Field(False, description="needs a download: searched only if --tasks names it")
 
 
-class Method(_Strict):
-    fields: dict[str, str] = Field(description="searched field (or a+b) to the range that it is drawn from")
-    published: dict[str, Values] = {}
+class AlgorithmPlan(_Strict):
+    """Which fields of one algorithm are searched."""
+
+    fields: dict[str, str] = Field(description="searched field (or a+b) to the range that it is sampled from")
+    published: dict[str, StepSizes] = {}
 
 
-class Plan(_Strict):
+class TuningPlan(_Strict):
     """The whole file."""
 
     trials: int = Field(ge=4)
     finalists: int = Field(ge=1)
-    seeds: Seeds
+    seeds: TuningSeeds
     stretch: int = Field(ge=1)
     apart: float = Field(gt=0, description="how far the second seed's score may be below the first's, in slacks")
-    margin: float = Field(ge=1, description="factor on all steps under which values must hold too")
-    elsewhere: tuple[dict[str, Any], ...] = Field(description="topologies on which they must hold with that factor too")
-    retreat: tuple[float, ...] = Field(description="factors on steps and γ with which the best goes back if none holds")
+    margin: float = Field(ge=1, description="factor on all steps with which values must be stable too")
+    elsewhere: tuple[dict[str, Any], ...] = Field(description="further topologies on which they must be stable")
+    retreat: tuple[float, ...] = Field(description="factors that shrink steps and γ of the best if none is stable")
     points: int = Field(ge=1)
     seed: int
     weights: dict[str, float]
     experiment: dict[str, Any]
-    ranges: dict[str, Range]
-    tasks: dict[str, Task]
-    algorithms: dict[str, Method]
+    ranges: dict[str, Bounds]
+    tasks: dict[str, TaskPlan]
+    algorithms: dict[str, AlgorithmPlan]
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """One algorithm on one task."""
+class StepSizeSearch:
+    """The search of one algorithm on one task."""
 
     algorithm: str
     task: str
-    plan: Plan
-    defaults: Mapping[str, Any]       # of all its parameters
-    ranges: Mapping[str, Range]
-    steps: Mapping[str, int]          # fields that are step sizes: 1, or inverse ones: -1
-    mixing: frozenset[str]            # fields that are consensus steps
+    plan: TuningPlan
+    defaults: Mapping[str, Any]               # of all parameters of the algorithm
+    ranges: Mapping[str, Bounds]
+    step_exponents: Mapping[str, int]         # fields that are step sizes: 1, or inverse ones: -1
+    consensus_fields: frozenset[str]          # fields that are consensus steps
     trials: int
-    published: Values | None
+    published: StepSizes | None
     data_dir: str | None = None
 
     @property
     def finalists(self) -> int:
-        return self.about.finalists or self.plan.finalists
+        return self.task_plan.finalists or self.plan.finalists
 
     @property
     def stretch(self) -> int:
-        return self.about.stretch or self.plan.stretch
+        return self.task_plan.stretch or self.plan.stretch
 
     @property
     def points(self) -> int:
-        return self.about.points or self.plan.points
+        return self.task_plan.points or self.plan.points
 
     @property
-    def about(self) -> Task:
+    def task_plan(self) -> TaskPlan:
         return self.plan.tasks[self.task]
 
     @property
-    def plain(self) -> Values:
-        """The algorithm's own defaults of what is searched."""
+    def default_steps(self) -> StepSizes:
+        """The algorithm's defaults of the searched fields."""
         return {name: float(self.defaults[name]) for key in self.ranges for name in key.split("+")}
 
-    def bolder(self, values: Values) -> Values:
-        """The same values with all steps larger by the margin."""
-        return self._scaled(values, self.plan.margin, 1.0)
+    def enlarge_steps(self, values: StepSizes) -> StepSizes:
+        """Return the values with all steps larger by the margin."""
+        return self._scale(values, self.plan.margin, 1.0)
 
-    def milder(self, values: Values, factor: float) -> Values:
-        """The same values with all steps, and the γ, smaller by a factor."""
-        return self._scaled(values, factor, factor)
+    def shrink_steps(self, values: StepSizes, factor: float) -> StepSizes:
+        """Return the values with all steps, and γ, smaller by a factor."""
+        return self._scale(values, factor, factor)
 
-    def _scaled(self, values: Values, steps: float, mixing: float) -> Values:
-        by = {name: mixing if name in self.mixing else steps ** self.steps.get(name, 0) for name in values}
-        return {name: float(f"{value * by[name]:.3g}") for name, value in values.items()}
+    def _scale(self, values: StepSizes, steps: float, consensus: float) -> StepSizes:
+        factors = {
+            name: consensus if name in self.consensus_fields else steps ** self.step_exponents.get(name, 0)
+            for name in values
+        }
+        return {name: float(f"{value * factors[name]:.3g}") for name, value in values.items()}
 
-    def topology(self, there: int = 0) -> dict[str, Any]:
-        """The network of trials, or (from 1 on) one of those on which the last choice must hold too."""
-        own: dict[str, Any] = {**self.plan.experiment, **self.about.experiment}["topology"]
-        return (own, *self.plan.elsewhere)[there]
+    def topology(self, graph: int = 0) -> dict[str, Any]:
+        """Return the topology of trials (0), or one of those on which the choice must be stable too (1, 2, …)."""
+        own: dict[str, Any] = {**self.plan.experiment, **self.task_plan.experiment}["topology"]
+        return (own, *self.plan.elsewhere)[graph]
 
     @property
-    def known(self) -> list[Values]:
-        """What is tried first: the defaults, and what was published."""
-        known = [self.plain, *([self.published] if self.published else [])]
+    def known_values(self) -> list[StepSizes]:
+        """What is tried first: the defaults, and published values."""
+        known = [self.default_steps, *([self.published] if self.published else [])]
         return known[:1] if known[1:] == known[:1] else known
 
 
-def read(path: Path = FILE) -> Plan:
-    """The plan in a file."""
+def read_plan(path: Path = FILE) -> TuningPlan:
+    """Return the plan in a file."""
     try:
-        return Plan.model_validate(yaml_io.read(path))
+        return TuningPlan.model_validate(yaml_io.read(path))
     except ValidationError as error:
-        raise InputError(f"{path}: {tell(error, Plan)}") from None
+        raise InputError(f"{path}: {format_error(error, TuningPlan)}") from None
 
 
-def searches(
-    plan: Plan, algorithms: Sequence[str] = (), tasks: Sequence[str] = (), trials: int | None = None,
+def list_searches(
+    plan: TuningPlan, algorithms: Sequence[str] = (), tasks: Sequence[str] = (), trials: int | None = None,
     data_dir: str | None = None,
-) -> list[Search]:
-    """The searches of some algorithms and tasks, task by task; by default all that need no download."""
+) -> list[StepSizeSearch]:
+    """Return the searches of some algorithms and tasks, task by task; by default all that need no download."""
     names = [pick("--algorithms", name, plan.algorithms) for name in algorithms] or list(plan.algorithms)
-    places = [pick("--tasks", task, plan.tasks) for task in tasks] or [
-        task for task, about in plan.tasks.items() if not about.downloaded
+    chosen = [pick("--tasks", task, plan.tasks) for task in tasks] or [
+        task for task, task_plan in plan.tasks.items() if not task_plan.downloaded
     ]
     if trials is not None and trials < 4:
         raise InputError(f"--trials: {trials} is not allowed; must be ≥ 4")
-    return [_search(plan, name, task, trials, data_dir) for task in places for name in names]
+    return [_make_search(plan, name, task, trials, data_dir) for task in chosen for name in names]
 
 
-def _search(plan: Plan, algorithm: str, task: str, trials: int | None, data_dir: str | None) -> Search:
-    entry = next((e for e in listing.entries()["algorithms"] if e.name == algorithm), None)
-    if entry is None:
+def _make_search(
+    plan: TuningPlan, algorithm: str, task: str, trials: int | None, data_dir: str | None
+) -> StepSizeSearch:
+    known_algorithms = registry.algorithms()
+    if algorithm not in known_algorithms:
         raise InputError(f"algorithms.{algorithm}: there is no such algorithm")
-    method, about = plan.algorithms[algorithm], plan.tasks[task]
-    defaults = {parameter.name: parameter.default for parameter in entry.parameters}
-    known = {**plan.ranges, **about.ranges}
+    method, task_plan = plan.algorithms[algorithm], plan.tasks[task]
+    defaults = {p.name: p.default for p in list_parameters(known_algorithms[algorithm].config)}
+    known = {**plan.ranges, **task_plan.ranges}
     fields = [name for key in method.fields for name in key.split("+")]
     for name in fields:
         pick(f"algorithms.{algorithm}.fields", name, defaults)
-    published = method.published.get(about.experiment["task"]["name"])
+    published = method.published.get(task_plan.experiment["task"]["name"])
     if published is not None and set(published) != set(fields):
         raise InputError(f"algorithms.{algorithm}.published: must give exactly {', '.join(fields)}")
     ranges = {
         key: known[pick(f"algorithms.{algorithm}.fields.{key}", role, known)] for key, role in method.fields.items()
     }
-    steps = {name: _STEPS[role] for name, role in method.fields.items() if role in _STEPS}
-    mixing = frozenset(name for key, role in method.fields.items() if role == _MIXING for name in key.split("+"))
-    return Search(
-        algorithm, task, plan, defaults, ranges, steps, mixing, trials or about.trials or plan.trials, published,
-        data_dir,
+    exponents = {name: _STEP_EXPONENTS[role] for name, role in method.fields.items() if role in _STEP_EXPONENTS}
+    consensus = frozenset(name for key, role in method.fields.items() if role == _CONSENSUS for name in key.split("+"))
+    return StepSizeSearch(
+        algorithm, task, plan, defaults, ranges, exponents, consensus, trials or task_plan.trials or plan.trials,
+        published, data_dir,
     )

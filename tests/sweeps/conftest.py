@@ -1,6 +1,6 @@
-"""What the tests of this room share: a small sweep, and a Ray cluster."""
+"""Fixtures of the sweep tests: a small sweep, the command line, and a Ray cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ QUICK: dict[str, Any] = {
     "metric": "upper_loss",
     "target": "hypergradient_norm=0.5",
 }
-Sheet = Callable[..., Path]
+SweepFile = Callable[..., Path]
 
 
 @pytest.fixture
-def sheet(tmp_path: Path) -> Sheet:
-    """A file with the small sweep, with these changes."""
+def sweep_file(tmp_path: Path) -> SweepFile:
+    """Write the small sweep with these changes and return its path."""
 
     def write(**changes: Any) -> Path:
         path = tmp_path / "quick.yaml"
@@ -38,17 +38,7 @@ def sheet(tmp_path: Path) -> Sheet:
 
 @pytest.fixture
 def dbo(dbo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """In a folder of its own; reports are other tests' business."""
+    """Run a command in a folder of its own, without its report, which other tests cover."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "write_outputs", lambda kind, folder, quiet: print(f"after {kind} {folder}"))
     return dbo
-
-
-@pytest.fixture(scope="session")
-def ray() -> Iterator[Any]:
-    """The one Ray cluster of the test session, which other packages' tests may have started already."""
-    from dbo.platform.engine.ray_session import connect
-
-    module = connect(None)
-    yield module
-    module.shutdown()

@@ -1,4 +1,4 @@
-"""A sweep's folder: how it ended is said in time for those who follow it, and without passwords."""
+"""A sweep's folder: its status is written in time for MLflow, and without credentials."""
 
 import json
 from collections.abc import Callable
@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 
 from dbo.platform.errors import InputError, RunError
-from dbo.sweeps import plan
-from dbo.sweeps import runner as sweeping
-from dbo.sweeps.grid import Cells
+from dbo.platform.runs.runner import run
+from dbo.sweeps import plan, runner
+from dbo.sweeps.grid import Grid
 
-Sheet = Callable[..., Path]
+SweepFile = Callable[..., Path]
 Command = Callable[..., Any]
 
 
-@pytest.mark.parametrize(("error", "code"), [(RunError("no room"), 1), (InputError("metrics.jsonl: damaged"), 2)])
-def test_a_sweep_that_breaks_off_is_failed_in_mlflow(
-    error: Exception, code: int, sheet: Sheet, dbo: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("error", "code"), [(RunError("no CPUs"), 1), (InputError("metrics.jsonl: damaged"), 2)])
+def test_a_sweep_that_fails_is_failed_in_mlflow(
+    error: Exception, code: int, sweep_file: SweepFile, dbo: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The status is written before the writer is told to end: the parent is FAILED, neither KILLED nor RUNNING."""
+    """The status is written before the background sync ends: the parent is FAILED, neither KILLED nor RUNNING."""
     mlflow = pytest.importorskip("mlflow")
 
-    def breaks(*given: Any) -> Any:
+    def fail(*given: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(sweeping, "connect", lambda cells: None)
-    monkeypatch.setattr(sweeping, "_run", breaks)
+    monkeypatch.setattr(runner, "connect_cluster", lambda grid: None)
+    monkeypatch.setattr(runner, "_run_cells", fail)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    done = dbo("sweep", sheet(), f"tracking.uri={uri}", "--quiet", "--out", tmp_path / "out")
+    done = dbo("sweep", sweep_file(), f"tracking.uri={uri}", "--quiet", "--out", tmp_path / "out")
     assert done.code == code, done.err
     assert json.loads((tmp_path / "out" / "group.json").read_text())["status"] == "failed"
     client = mlflow.MlflowClient(tracking_uri=uri)
@@ -37,29 +37,54 @@ def test_a_sweep_that_breaks_off_is_failed_in_mlflow(
     assert (parent.info.status, parent.data.tags["dbo.status"]) == ("FAILED", "failed")
 
 
-def test_a_password_in_a_sweep_s_command_is_not_recorded(sheet: Sheet, tmp_path: Path) -> None:
-    """What was typed goes to group.json, and from there to MLflow and the report."""
+def test_a_password_in_a_sweeps_command_is_not_recorded(sweep_file: SweepFile, tmp_path: Path) -> None:
+    """The command goes to group.json, and from there to MLflow and the report."""
     out = tmp_path / "out"
-    typed = "data_dir=s3://me:hunter2@host/x?token=hunter2"
-    with sweeping.Folder(out, Cells(plan.read(sheet(), [typed])), f"dbo sweep quick.yaml '{typed}'"):
+    argument = "data_dir=s3://me:hunter2@host/x?token=hunter2"
+    with runner.SweepFolder(out, Grid(plan.read_sweep(sweep_file(), [argument])), f"dbo sweep quick.yaml '{argument}'"):
         pass
     text = (out / "group.json").read_text()
     assert "'data_dir=s3://***@host/x?token=***'" in json.loads(text)["command"]
     assert "hunter2" not in text
 
 
-def test_a_comparison_leaves_a_sweep_s_folder_alone(sheet: Sheet, dbo: Command, tmp_path: Path) -> None:
-    """Refused in one line, the sweep's files as they were; and the other way round."""
+def test_a_comparison_does_not_touch_a_sweeps_folder(sweep_file: SweepFile, dbo: Command, tmp_path: Path) -> None:
+    """It is refused in one line and the sweep's files stay as they were; and the other way round."""
     out = tmp_path / "out"
-    with sweeping.Folder(out, Cells(plan.read(sheet())), "dbo sweep quick.yaml"):
+    with runner.SweepFolder(out, Grid(plan.read_sweep(sweep_file())), "dbo sweep quick.yaml"):
         pass
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     small = ("nodes=4", "rounds=2", "engine.name=local", "task={name: quadratic, dim_x: 4}", "tracking.uri=off")
     done = dbo("compare", *small, "--algorithms", "d_soba,f2ba", "--quiet", "--out", out)
     assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert "holds something else than a comparison" in done.err
+    assert "does not hold a comparison" in done.err
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     assert dbo("compare", *small, "--algorithms", "d_soba,f2ba", "--quiet", "--out", tmp_path / "c").code == 0
-    done = dbo("sweep", sheet(), "--quiet", "--out", tmp_path / "c")
+    done = dbo("sweep", sweep_file(), "--quiet", "--out", tmp_path / "c")
     assert done.code == 2
     assert "holds another sweep" in done.err
+
+
+def test_one_folder_holds_one_sweep(sweep_file: SweepFile, dbo: Command, tmp_path: Path) -> None:
+    """While a sweep locks its folder another one is refused; and so is a folder that holds a run."""
+    out = tmp_path / "out"
+    grid = Grid(plan.read_sweep(sweep_file()))
+    with runner.SweepFolder(out, grid, "dbo sweep quick.yaml"):
+        assert json.loads((out / "group.json").read_text())["status"] == "running"
+        done = dbo("sweep", sweep_file(), "--out", out)
+        assert done.code == 2
+        assert "is in use" in done.err
+    run(grid.base, tmp_path / "run")
+    done = dbo("sweep", sweep_file(), "--out", tmp_path / "run")
+    assert done.code == 2
+    assert "holds a run" in done.err
+
+
+def test_a_dry_run_writes_nothing(sweep_file: SweepFile, dbo: Command, tmp_path: Path) -> None:
+    """It prints cells and the estimate."""
+    done = dbo("sweep", sweep_file(), "--dry-run", "--out", tmp_path / "out")
+    assert done.code == 0
+    assert "inner_steps=1 seed=0" in done.out
+    assert "to run" in done.out
+    assert "4 cells; about" in done.out
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Tables of a sweep, against numbers worked out by hand."""
+"""Tables of a sweep, against numbers computed by hand."""
 
 import json
 import math
@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from dbo.platform.runs.run_folder import Target
+from dbo.platform.runs.schema import Target
 from dbo.sweeps import plan, summaries
-from dbo.sweeps.grid import Cell, Cells
+from dbo.sweeps.grid import Grid, SweepCell
 
-Sheet = Callable[..., Path]
+SweepFile = Callable[..., Path]
 TARGET = Target("test_accuracy", 0.9)
 
 
@@ -23,8 +22,8 @@ def record(round_: int, accuracy: float) -> dict[str, Any]:
             "bytes_links": round_ * 10_000_000, "bytes_broadcast": round_, "paper_megabytes": 0.0, "upper_loss": 1.0}
 
 
-def lay(cell: Cell, out: Path, accuracies: list[float], status: str = "finished") -> None:
-    """A cell's folder with these evaluations."""
+def write_cell(cell: SweepCell, out: Path, accuracies: list[float], status: str = "finished") -> None:
+    """Write a cell's folder with these evaluations."""
     folder = cell.folder(out)
     folder.mkdir(parents=True)
     lines = (json.dumps(record(n, a)) + "\n" for n, a in enumerate(accuracies))
@@ -33,24 +32,24 @@ def lay(cell: Cell, out: Path, accuracies: list[float], status: str = "finished"
 
 
 @pytest.fixture
-def cells(sheet: Sheet) -> list[Cell]:
-    """Two settings with three seeds each."""
-    return Cells(plan.read(sheet(), ["axes.seed=[0,1,2]"])).fixed
+def cells(sweep_file: SweepFile) -> list[SweepCell]:
+    """Return the cells of two settings with three seeds each."""
+    return Grid(plan.read_sweep(sweep_file(), ["axes.seed=[0,1,2]"])).cells
 
 
-def test_means_intervals_and_counts(cells: list[Cell], tmp_path: Path) -> None:
-    """Prices are means of those that reached the target, with their number; what did not reach it is counted."""
-    lay(cells[0], tmp_path, [0.1, 0.95, 0.96])          # reached at round 1
-    lay(cells[1], tmp_path, [0.1, 0.5, 0.92])           # at round 2
-    lay(cells[2], tmp_path, [0.1, 0.5, 0.8])            # not
-    lay(cells[3], tmp_path, [0.1, 0.2], "diverged")
-    lay(cells[4], tmp_path, [0.1, 0.3, 0.4])
+def test_means_intervals_and_counts(cells: list[SweepCell], tmp_path: Path) -> None:
+    """Costs are means over cells that reached the target; the others are counted."""
+    write_cell(cells[0], tmp_path, [0.1, 0.95, 0.96])          # reached at round 1
+    write_cell(cells[1], tmp_path, [0.1, 0.5, 0.92])           # at round 2
+    write_cell(cells[2], tmp_path, [0.1, 0.5, 0.8])            # not
+    write_cell(cells[3], tmp_path, [0.1, 0.2], "diverged")
+    write_cell(cells[4], tmp_path, [0.1, 0.3, 0.4])
     errors = {cells[5].name: "ValueError: no"}
-    table = summaries.cell_table(cells, tmp_path, TARGET, errors)
+    table = summaries.build_cell_table(cells, tmp_path, TARGET, errors)
     assert list(table["status"]) == ["finished"] * 3 + ["diverged", "finished", "failed"]
     assert list(table["reached"]) == [True, True, False, False, False, False]
     assert table["error"].iloc[5] == "ValueError: no"
-    rows = summaries.seed_table(table, ["algorithm.inner_steps", "seed"]).to_dict("records")
+    rows = summaries.build_seed_table(table, ["algorithm.inner_steps", "seed"]).to_dict("records")
     first, second = rows
     assert (first["cells"], first["finished"], first["reached"]) == (3, 3, 2)
     assert first["rounds_to_target_mean"] == pytest.approx(1.5)
@@ -67,45 +66,36 @@ def test_means_intervals_and_counts(cells: list[Cell], tmp_path: Path) -> None:
     assert math.isnan(second["test_accuracy_low"])
 
 
-def test_values_that_differ_in_their_last_digit_are_two_settings(sheet: Sheet, tmp_path: Path) -> None:
-    """What is shown in four digits is grouped by all of them, also inside a component."""
+def test_values_that_differ_in_their_last_digit_are_two_settings(sweep_file: SweepFile, tmp_path: Path) -> None:
+    """Labels have four digits, but settings are grouped by all digits, also inside a component."""
     ratios = [{"name": "top_k", "ratio": ratio} for ratio in (0.20001, 0.20002)]
     axes = {"algorithm.compressor": ratios, "algorithm.eta_in": [0.30001, 0.30002], "seed": [0, 1]}
-    cells = Cells(plan.read(sheet(axes=axes))).fixed
+    cells = Grid(plan.read_sweep(sweep_file(axes=axes))).cells
     for cell in cells:
-        lay(cell, tmp_path, [0.1, 0.95])
-    table = summaries.seed_table(summaries.cell_table(cells, tmp_path, TARGET, {}), list(axes))
+        write_cell(cell, tmp_path, [0.1, 0.95])
+    table = summaries.build_seed_table(summaries.build_cell_table(cells, tmp_path, TARGET, {}), list(axes))
     assert list(table["cells"]) == [2, 2, 2, 2]
     assert set(table["algorithm.compressor"]) == {"top_k,ratio=0.20001", "top_k,ratio=0.20002"}
 
 
-def test_interval_covers_the_mean() -> None:
-    """Of 200 samples of twenty normal numbers some 95 % have the true mean within their interval; twice the same."""
-    rng = np.random.default_rng(0)
-    samples = [rng.normal(3.0, 1.0, 20).tolist() for _ in range(200)]
-    hits = sum(low <= 3.0 <= high for low, high in map(summaries.interval, samples))
-    assert 0.88 <= hits / 200 <= 0.99
-    assert summaries.interval(samples[0]) == summaries.interval(samples[0])
-    assert summaries.interval([2.0, 2.0]) == (2.0, 2.0)
-    assert all(math.isnan(end) for end in summaries.interval([2.0]))
-
-
-def test_a_summary_of_another_run_does_not_count(cells: list[Cell], tmp_path: Path) -> None:
-    """A folder whose summary has another key is no result of this cell."""
-    lay(cells[0], tmp_path, [0.95])
-    assert cells[0].ended(tmp_path) == "finished"
+def test_a_summary_of_another_run_does_not_count(cells: list[SweepCell], tmp_path: Path) -> None:
+    """A folder whose summary has another run key is no result of this cell."""
+    write_cell(cells[0], tmp_path, [0.95])
+    found = cells[0].read_summary(tmp_path)
+    assert found is not None
+    assert found.status == "finished"
     (cells[0].folder(tmp_path) / "summary.json").write_text(json.dumps({"status": "finished", "run_key": "x"}))
-    assert cells[0].ended(tmp_path) is None
-    assert summaries.cell_table(cells[:1], tmp_path, TARGET, {})["status"].iloc[0] == "not run"
+    assert cells[0].read_summary(tmp_path) is None
+    assert summaries.build_cell_table(cells[:1], tmp_path, TARGET, {})["status"].iloc[0] == "not run"
 
 
-def test_tables_are_written_twice(cells: list[Cell], tmp_path: Path) -> None:
-    """As CSV and as parquet, with the same rows."""
+def test_tables_are_written_as_csv_and_parquet(cells: list[SweepCell], tmp_path: Path) -> None:
+    """With the same rows and columns."""
     for cell in cells:
-        lay(cell, tmp_path, [0.1, 0.95])
-    table = summaries.cell_table(cells, tmp_path, TARGET, {})
-    seeds = summaries.seed_table(table, ["algorithm.inner_steps", "seed"])
-    summaries.write(table, seeds, tmp_path)
+        write_cell(cell, tmp_path, [0.1, 0.95])
+    table = summaries.build_cell_table(cells, tmp_path, TARGET, {})
+    seeds = summaries.build_seed_table(table, ["algorithm.inner_steps", "seed"])
+    summaries.write_tables(table, seeds, tmp_path)
     for name, rows in (("cells", 6), ("summary", 2)):
         csv, parquet = pd.read_csv(tmp_path / f"{name}.csv"), pd.read_parquet(tmp_path / f"{name}.parquet")
         assert len(csv) == len(parquet) == rows
