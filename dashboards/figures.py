@@ -1,4 +1,4 @@
-"""Figures for papers: the report's, as PDF and PNG, with the fonts and widths of a two-column page.
+"""Write figures for papers: those of the report as PDF and PNG, with the fonts and widths of a two-column page.
 
     dbo report runs/compare-1a2b3c4d --figures figures
     python -m dbo.dashboards.figures runs/compare-1a2b3c4d --out compare.png      # one overview: .png, .pdf or .svg
@@ -6,14 +6,14 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dbo.dashboards.charts import curves
-from dbo.dashboards.charts.draw import DRAWERS, legend, line, log_axis, new, spread_out
-from dbo.dashboards.groups import Ordered, order
-from dbo.dashboards.load import Gathered, gather
+from dbo.dashboards.charts.curves import AXIS_TITLES, build_curves
+from dbo.dashboards.charts.draw import DRAWERS, add_legend, create_figure, draw_curve, needs_log_axis, set_log_axis
+from dbo.dashboards.groups import GroupedRuns, group_runs
+from dbo.dashboards.load import RunCollection, load_runs
 from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,11 +25,10 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.4, "grid.alpha": 0.35, "lines.linewidth": 1.2, "pdf.fonttype": 42, "ps.fonttype": 42,
     "svg.fonttype": "none",
 }
-QUICK = frozenset({"accuracy-mb", "accuracy-seconds", "sensitivity"})
 
 
-def pick(only: str | None) -> list[str]:
-    """The figures that are asked for, by the names that they have in the report."""
+def select_figures(only: str | None) -> list[str]:
+    """Return the names in `--only a,b`, or all figures of the report."""
     names = list(DRAWERS) if only is None else [name.strip() for name in only.split(",")]
     for name in names:
         if name not in DRAWERS:
@@ -37,55 +36,59 @@ def pick(only: str | None) -> list[str]:
     return names
 
 
-def write(gathered: Gathered, folder: Path, names: Sequence[str], quick: bool = False) -> list[str]:
-    """Each figure that has data as PDF and PNG; the names of those made. Quick: the most looked at alone."""
+def write_figures(
+    collection: RunCollection, folder: Path, names: Sequence[str], files: Collection[str] | None = None
+) -> list[str]:
+    """Write each figure that has data as PDF and PNG, of `files` only; return the names of the files."""
     import matplotlib as mpl
 
-    ordered, made = order(gathered), []
+    runs, written = group_runs(collection), []
     with mpl.rc_context(_STYLE):
         for name in names:
-            for file, figure in DRAWERS[name](ordered):
-                if quick and file not in QUICK:
+            for file, figure in DRAWERS[name](runs):
+                if files is not None and file not in files:
                     continue
                 folder.mkdir(parents=True, exist_ok=True)
                 figure.savefig(folder / f"{file}.pdf", metadata={"CreationDate": None})
                 figure.savefig(folder / f"{file}.png", dpi=200)
-                made.append(file)
-    return made
+                written.append(file)
+    return written
 
 
-def overview(ordered: Ordered) -> "Figure":
-    """Accuracy of the nodes' own models (the worst node, or the seeds' interval, as a shade) against MB and seconds."""
-    figure, axes = new(7.2, 3.0, 1, 2, gaps=(0.2, 0.3), sharey=True)
-    drawn = [curve for curve in curves.curves(ordered) if "node_accuracy_mean" in curve["y"]]
-    if not drawn:
-        raise InputError(f"{ordered.gathered.places[0]}: these runs have no accuracies to draw")
-    for axis, against in zip(axes[0], ("comm_mb", "seconds"), strict=True):
-        log_x = spread_out(drawn, against)
-        for curve in drawn:
-            line(axis, curve, "node_accuracy_mean", against, log_x=log_x)
-        axis.set(xlabel=curves.NAMES[against], ylim=(0, 1))
+def draw_overview(runs: GroupedRuns) -> "Figure":
+    """Draw the mean accuracy over nodes against MB and seconds, with the worst node or the interval as a shade."""
+    figure, axes = create_figure(7.2, 3.0, 1, 2, gaps=(0.2, 0.3), sharey=True)
+    curves = [curve for curve in build_curves(runs) if "node_accuracy_mean" in curve["y"]]
+    if not curves:
+        raise InputError(f"{runs.collection.folders[0]}: no run has an accuracy to draw")
+    for axis, x in zip(axes[0], ("comm_mb", "seconds"), strict=True):
+        log_x = needs_log_axis(curves, x)
+        for curve in curves:
+            draw_curve(axis, curve, x, "node_accuracy_mean", log_x=log_x)
+        axis.set(xlabel=AXIS_TITLES[x], ylim=(0, 1))
         axis.grid(visible=True)
         if log_x:
-            log_axis(axis)
+            set_log_axis(axis)
     axes[0][0].set_ylabel("test accuracy, mean over nodes")
-    legend(axes[0][0], [curve["a"] for curve in drawn])
+    add_legend(axes[0][0], [curve["algorithm"] for curve in curves])
     return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; wrong input is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m dbo.dashboards.figures", description="Draws a comparison of runs.")
+    """Run the command line; wrong input is one line and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dbo.dashboards.figures", description="Draw an overview of a comparison."
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="folders of runs, comparisons or sweeps")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="a .png, .pdf or .svg file")
     given = parser.parse_args(arguments)
     try:
         if given.out.suffix not in {".png", ".pdf", ".svg"}:
-            raise InputError(f"--out: {given.out} must end in .png, .pdf or .svg")
+            raise InputError(f"--out: {given.out} is not allowed; must end in .png, .pdf or .svg")
         import matplotlib as mpl
 
         with mpl.rc_context({**_STYLE, "font.size": 9, "legend.fontsize": 8}):
-            figure = overview(order(gather(given.runs)))
+            figure = draw_overview(group_runs(load_runs(given.runs)))
             given.out.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(given.out, dpi=200)
     except (InputError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Runs put in order: settings (what all algorithms were given alike), variants of algorithms, and their seeds."""
+"""Group runs by setting (what all algorithms share), variant of the algorithm, and seed."""
 
 import json
 import zlib
@@ -7,28 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbo.dashboards.estimates import Estimate, estimate
-from dbo.dashboards.load import Gathered, Run
-from dbo.dashboards.palette import rank
-from dbo.platform.runs.run_folder import Target
+from dbo.dashboards.load import RunCollection, RunData
+from dbo.dashboards.palette import sort_key
+from dbo.platform.runs.schema import Target
+from dbo.platform.runs.statistics import MeanEstimate, estimate_mean
 
-# Keys by which runs of one algorithm do not become variants of it.
-_ASIDE = {
+# Keys that make no variants: runs of one algorithm that differ only in these belong together.
+_NOT_VARIANT_KEYS = {
     "name", "seed", "tracking", "data_dir", "plugins", "checkpoint_every", "eval_every", "nodes", "algorithm.name",
     "task.name", "task.dataset",
 }
-_ASIDE_SECTIONS = ("tracking.", "topology.", "partition.", "engine.")
-_ELSEWHERE = ("tracking", "data_dir", "plugins", "topology")      # where files and servers are; graphs are settings
-_SHORT = {"algorithm.inner_steps": "K", "algorithm.lam": "λ", "algorithm.compressor.ratio": "ratio"}
-_TOPOLOGIES = ("ring", "two_hop", "erdos_renyi")       # in the paper's order, others after them
+_NOT_VARIANT_SECTIONS = ("tracking.", "topology.", "partition.", "engine.")
+_LOCATION_KEYS = ("tracking", "data_dir", "plugins", "topology")      # paths and servers; the graph is in the setting
+_SHORT_NAMES = {"algorithm.inner_steps": "K", "algorithm.lam": "λ", "algorithm.compressor.ratio": "ratio"}
+_TOPOLOGY_ORDER = ("ring", "two_hop", "erdos_renyi")       # as in the paper; others follow
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ComparisonSetting:
     """What is the same for all algorithms that are compared."""
 
     task: str
@@ -37,8 +37,8 @@ class Setting:
     partition: str
     target: Target
 
-    def label(self, among: Sequence["Setting"]) -> str:
-        """What tells it from the others; all of it where there are no others."""
+    def label(self, among: Sequence["ComparisonSetting"]) -> str:
+        """Name what distinguishes it from the others, or topology and partition if there are no others."""
         parts = {
             "task": self.task, "nodes": f"{self.nodes} nodes", "topology": self.topology, "partition": self.partition,
             "target": f"target {self.target}",
@@ -48,13 +48,13 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A variant of an algorithm in a setting, with a run per seed."""
+class SeedGroup:
+    """A variant of an algorithm in a setting, with one run per seed."""
 
-    setting: Setting
+    setting: ComparisonSetting
     algorithm: str
     variant: str                     # the parameters in which it differs from others of its algorithm; often empty
-    runs: tuple[Run, ...]
+    runs: tuple[RunData, ...]
 
     @property
     def label(self) -> str:
@@ -65,121 +65,128 @@ class Cell:
         return Counter(run.status for run in self.runs)
 
     @cached_property
-    def hits(self) -> list[Mapping[str, Any] | None]:
-        """Where each run reached the target; from all its evaluations."""
-        return [self.setting.target.reached(run.records) for run in self.runs]
+    def target_records(self) -> list[Mapping[str, Any] | None]:
+        """For each run the first evaluation that reached the target, or None."""
+        return [self.setting.target.find_first(run.records) for run in self.runs]
 
     @property
-    def reached(self) -> int:
-        return sum(hit is not None for hit in self.hits)
+    def reached_count(self) -> int:
+        return sum(record is not None for record in self.target_records)
 
     @property
-    def whole(self) -> bool:
-        """Nothing in it went wrong."""
-        return all(run.well for run in self.runs)
+    def has_failures(self) -> bool:
+        return any(run.has_failed for run in self.runs)
 
-    def price(self, column: str) -> Estimate | None:
-        """Mean over the seeds that reached the target."""
-        return estimate(hit.get(column) for hit in self.hits if hit)
+    def cost_to_target(self, column: str) -> MeanEstimate | None:
+        """Return the mean over the seeds that reached the target."""
+        return estimate_mean(record.get(column) for record in self.target_records if record)
 
-    def final(self, column: str) -> Estimate | None:
-        """Mean over seeds of the newest value."""
-        return estimate(run.last(column) for run in self.runs)
+    def final_value(self, column: str) -> MeanEstimate | None:
+        """Return the mean over seeds of the last evaluation."""
+        return estimate_mean(run.last_value(column) for run in self.runs)
 
-    def best(self, column: str, rising: bool) -> float | None:
-        """The best value that any of its evaluations had."""
-        values = np.concatenate([run.columns[column] for run in self.runs])
+    def best_target_value(self) -> float | None:
+        """Return the best value of the target's metric over all evaluations of all seeds."""
+        target = self.setting.target
+        values = np.concatenate([run.columns[target.metric] for run in self.runs])
         values = values[np.isfinite(values)]
-        return float(values.max() if rising else values.min()) if values.size else None
+        return float(values.max() if target.is_maximized else values.min()) if values.size else None
 
 
 @dataclass(frozen=True)
-class Ordered:
-    """The runs in order, and how many were left out because the same experiment was there already."""
+class GroupedRuns:
+    """All runs of a report in the order in which they are shown."""
 
-    gathered: Gathered
-    settings: tuple[Setting, ...]
-    cells: tuple[Cell, ...]
-    repeated: int
+    collection: RunCollection
+    settings: tuple[ComparisonSetting, ...]
+    seed_groups: tuple[SeedGroup, ...]
+    duplicates: int                  # runs left out because the same experiment was there already
 
     @cached_property
-    def runs(self) -> list[Run]:
-        return [run for cell in self.cells for run in cell.runs]
+    def runs(self) -> list[RunData]:
+        return [run for group in self.seed_groups for run in group.runs]
 
     @cached_property
     def algorithms(self) -> list[str]:
-        return sorted({cell.algorithm for cell in self.cells}, key=rank)
+        return sorted({group.algorithm for group in self.seed_groups}, key=sort_key)
 
     @cached_property
-    def seeds(self) -> int:
-        """The most seeds that a cell has."""
-        return max(len(cell.runs) for cell in self.cells)
+    def max_seeds(self) -> int:
+        return max(len(group.runs) for group in self.seed_groups)
 
-    def has(self, column: str) -> bool:
+    def has_column(self, column: str) -> bool:
         return any(np.isfinite(run.columns[column]).any() for run in self.runs)
 
-    def within(self, setting: Setting) -> list[Cell]:
-        return [cell for cell in self.cells if cell.setting == setting]
+    def in_setting(self, setting: ComparisonSetting) -> list[SeedGroup]:
+        return [group for group in self.seed_groups if group.setting == setting]
 
-    def label(self, setting: Setting) -> str:
+    def label_setting(self, setting: ComparisonSetting) -> str:
         return setting.label(self.settings)
 
-    def name(self, cell: Cell) -> str:
-        """A cell's name among those of its setting."""
-        return cell.variant if cell.variant and len(self.algorithms) == 1 else cell.label
+    def label_in_setting(self, group: SeedGroup) -> str:
+        """Name a group among those of its setting."""
+        return group.variant if group.variant and len(self.algorithms) == 1 else group.label
 
-    def tell(self, cell: Cell) -> str:
-        """A cell's name among all others."""
-        return f"{cell.label} · {self.label(cell.setting)}" if len(self.settings) > 1 else cell.label
+    def label_group(self, group: SeedGroup) -> str:
+        """Name a group among all others."""
+        return f"{group.label} · {self.label_setting(group.setting)}" if len(self.settings) > 1 else group.label
 
-    def tell_run(self, cell: Cell, run: Run) -> str:
-        return f"{self.tell(cell)} · seed {run.seed}" if len(cell.runs) > 1 else self.tell(cell)
+    def label_run(self, group: SeedGroup, run: RunData) -> str:
+        return f"{self.label_group(group)} · seed {run.seed}" if len(group.runs) > 1 else self.label_group(group)
 
 
-def order(gathered: Gathered) -> Ordered:
-    """Runs by setting, algorithm, variant and seed."""
-    flat = {id(run): flatten(run.experiment) for run in gathered.runs}
-    settings_of = {id(run): _setting(run) for run in gathered.runs}
-    varying = _varying(gathered.runs, flat, settings_of)
-    found: dict[tuple[Setting, str, str], dict[str, Run]] = {}
-    order_of: dict[tuple[Setting, str, str], tuple[Any, ...]] = {}
-    copies: dict[tuple[tuple[Setting, str, str], str | None], tuple[Setting, str, str]] = {}
-    repeated = 0
-    for run in gathered.runs:
-        setting = settings_of[id(run)]
-        keys = [key for key in varying[run.algorithm, setting.task] if key in flat[id(run)]]
-        variant = ", ".join(f"{short(key)}={_value(flat[id(run)][key])}" for key in keys)
-        values = tuple(_sortable(flat[id(run)].get(key)) for key in keys)
-        here = (setting, run.algorithm, variant)
-        place = copies.get((here, run.key), here)
-        there = found.get(here, {}).get(str(run.seed))
-        if place == here and there is not None and _differs(run, there, flat):
-            variant = ", ".join(filter(None, (variant, f"in {run.folder}")))
-            place, values = (setting, run.algorithm, variant), (*values, _sortable(variant))
-        copies[here, run.key] = place
-        seeds = found.setdefault(place, {})
-        order_of[place] = values
+class _GroupKey(NamedTuple):
+    setting: ComparisonSetting
+    algorithm: str
+    variant: str
+
+
+def group_runs(collection: RunCollection) -> GroupedRuns:
+    """Group runs by setting, algorithm, variant and seed; a repetition of the same experiment is a duplicate."""
+    parameters = {id(run): flatten(run.experiment) for run in collection.runs}
+    settings = {id(run): _find_setting(run) for run in collection.runs}
+    varying = _find_varying_keys(collection.runs, parameters, settings)
+    groups: dict[_GroupKey, dict[str, RunData]] = {}
+    sort_values: dict[_GroupKey, tuple[Any, ...]] = {}
+    versions: dict[tuple[_GroupKey, str | None], _GroupKey] = {}      # where runs with this run key went
+    duplicates = 0
+    for run in collection.runs:
+        mine, setting = parameters[id(run)], settings[id(run)]
+        keys = [key for key in varying[run.algorithm, setting.task] if key in mine]
+        variant = ", ".join(f"{shorten_key(key)}={_format_value(mine[key])}" for key in keys)
+        values = tuple(_sortable(mine.get(key)) for key in keys)
+        plain = _GroupKey(setting, run.algorithm, variant)
+        place = versions.get((plain, run.key), plain)
+        other = groups.get(plain, {}).get(str(run.seed))
+        if place == plain and other is not None and _code_differs(run, other, parameters):
+            place = plain._replace(variant=", ".join(filter(None, (variant, f"in {run.folder}"))))
+            values = (*values, _sortable(place.variant))
+        versions[plain, run.key] = place
+        sort_values[place] = values
+        seeds = groups.setdefault(place, {})
         if str(run.seed) in seeds:
-            repeated += 1
+            duplicates += 1
         else:
             seeds[str(run.seed)] = run
-    settings = sorted({place[0] for place in found}, key=_setting_order)
-    places = sorted(found, key=lambda place: (settings.index(place[0]), rank(place[1]), order_of[place]))
-    cells = tuple(Cell(*place, tuple(found[place].values())) for place in places)
-    return Ordered(gathered, tuple(settings), cells, repeated)
+    in_order = sorted({key.setting for key in groups}, key=_setting_sort_key)
+    keys_in_order = sorted(
+        groups, key=lambda key: (in_order.index(key.setting), sort_key(key.algorithm), sort_values[key])
+    )
+    seed_groups = tuple(SeedGroup(*key, tuple(groups[key].values())) for key in keys_in_order)
+    return GroupedRuns(collection, tuple(in_order), seed_groups, duplicates)
 
 
-def _differs(run: Run, other: Run, flat: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether what reads as one experiment was run with two versions of the code, a plugin's say."""
+def _code_differs(run: RunData, other: RunData, parameters: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Decide whether two runs of the same parameters were made by different code, such as an edited plugin."""
     one, two = (
-        {key: value for key, value in flat[id(which)].items() if key.partition(".")[0] not in _ELSEWHERE}
+        {key: value for key, value in parameters[id(which)].items() if key.partition(".")[0] not in _LOCATION_KEYS}
         for which in (run, other)
     )
     return None not in (run.key, other.key) and run.key != other.key and one == two
 
 
 def flatten(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Dotted keys and plain values."""
+    """Return the plain values of nested sections under dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in section.items():
         if isinstance(value, Mapping):
@@ -189,64 +196,67 @@ def flatten(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def short(key: str) -> str:
-    """How a parameter is called in labels."""
-    return _SHORT.get(key, key.removeprefix("algorithm."))
+def shorten_key(key: str) -> str:
+    """Return the name of a parameter for labels."""
+    return _SHORT_NAMES.get(key, key.removeprefix("algorithm."))
 
 
-def _varying(
-    runs: Sequence[Run], flat: Mapping[int, Mapping[str, Any]], settings: Mapping[int, Setting]
+def _find_varying_keys(
+    runs: Sequence[RunData], parameters: Mapping[int, Mapping[str, Any]], settings: Mapping[int, ComparisonSetting]
 ) -> dict[tuple[str, str], list[str]]:
-    """For each algorithm and task, the keys in which runs differ that have all else of their setting alike."""
+    """Return for each algorithm and task the parameters in which its runs differ."""
     families: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
-        families.setdefault((run.algorithm, settings[id(run)].task), []).append(flat[id(run)])
+        families.setdefault((run.algorithm, settings[id(run)].task), []).append(parameters[id(run)])
     varying = {}
-    for place, mine in families.items():
-        keys = dict.fromkeys(key for one in mine for key in one)
-        varying[place] = [
+    for family, members in families.items():
+        keys = dict.fromkeys(key for one in members for key in one)
+        varying[family] = [
             key for key in keys
-            if ((key not in _ASIDE and not key.startswith(_ASIDE_SECTIONS)) or key == "engine.name")
-            and len({repr(one.get(key)) for one in mine}) > 1
+            if ((key not in _NOT_VARIANT_KEYS and not key.startswith(_NOT_VARIANT_SECTIONS)) or key == "engine.name")
+            and len({repr(one.get(key)) for one in members}) > 1
         ]
     return varying
 
 
-def _setting(run: Run) -> Setting:
-    parts = {key: run.experiment.get(key) for key in ("task", "topology", "partition")}
-    named = {key: dict(value) if isinstance(value, dict) else {} for key, value in parts.items()}
-    task = " · ".join(str(named["task"][key]) for key in ("name", "dataset") if key in named["task"])
-    if "file" in named["topology"]:          # wherever it lies: a job has it in another place each time
-        named["topology"]["file"] = f"{Path(str(named['topology']['file'])).name}{_graph_mark(run)}"
+def _find_setting(run: RunData) -> ComparisonSetting:
+    sections = {key: run.experiment.get(key) for key in ("task", "topology", "partition")}
+    parts = {key: dict(value) if isinstance(value, dict) else {} for key, value in sections.items()}
+    task = " · ".join(str(parts["task"][key]) for key in ("name", "dataset") if key in parts["task"])
+    if "file" in parts["topology"]:          # without its folder: a job has the same file somewhere else each time
+        parts["topology"]["file"] = f"{Path(str(parts['topology']['file'])).name}{_hash_graph(run)}"
     nodes = run.experiment.get("nodes", 0)
-    return Setting(
-        task, nodes if isinstance(nodes, int) else 0, _described(named["topology"]), _described(named["partition"]),
+    return ComparisonSetting(
+        task, nodes if isinstance(nodes, int) else 0, _describe(parts["topology"]), _describe(parts["partition"]),
         run.target,
     )
 
 
-def _graph_mark(run: Run) -> str:
-    """Tells apart graphs whose files are called the same."""
-    edges = (run.network or {}).get("edges")
+def _hash_graph(run: RunData) -> str:
+    """Distinguish graphs whose files have the same name."""
+    edges = run.network.edges if run.network else None
     return f" ({zlib.crc32(json.dumps(edges).encode()):08x})" if edges else ""
 
 
-def _described(section: Mapping[str, Any]) -> str:
-    parameters = [f"{key}={_value(value)}" for key, value in section.items() if key != "name"]
+def _describe(section: Mapping[str, Any]) -> str:
+    parameters = [f"{key}={_format_value(value)}" for key, value in section.items() if key != "name"]
     return " ".join([str(section.get("name", "?")), *parameters])
 
 
-def _setting_order(setting: Setting) -> tuple[Any, ...]:
+def _setting_sort_key(setting: ComparisonSetting) -> tuple[Any, ...]:
     name = setting.topology.split(" ")[0]
-    place = _TOPOLOGIES.index(name) if name in _TOPOLOGIES else len(_TOPOLOGIES)
-    alike = not setting.partition.startswith("iid")
-    return setting.task, setting.nodes, str(setting.target), alike, setting.partition, place, setting.topology
+    position = _TOPOLOGY_ORDER.index(name) if name in _TOPOLOGY_ORDER else len(_TOPOLOGY_ORDER)
+    is_heterogeneous = not setting.partition.startswith("iid")
+    return (
+        setting.task, setting.nodes, str(setting.target), is_heterogeneous, setting.partition, position,
+        setting.topology,
+    )
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (0, float(value), "") if number else (1, 0.0, str(value))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (0, float(value), "") if is_number else (1, 0.0, str(value))

@@ -1,54 +1,56 @@
-"""What the commands make, file by file."""
+"""Write the files of `dbo report`, and those that `run`, `compare` and `sweep` leave beside their results."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
-from dbo.dashboards.load import gather
+from dbo.dashboards.load import load_runs
 from dbo.platform.errors import InputError
-from dbo.platform.runs.run_folder import Target
+from dbo.platform.runs.schema import Target
+
+_FIRST_FIGURES = ("accuracy-mb", "accuracy-seconds", "sensitivity")      # all others: `dbo report --figures`
 
 
-def report(
+def export_report(
     folders: Sequence[Path], out: Path, figures: Path | None, only: str | None, target: str | None
 ) -> Iterator[str]:
-    """The page and, if asked for, the figures; says what it has made."""
-    from dbo.dashboards import figures as drawing
-    from dbo.dashboards import report as page
+    """Write the page and, if requested, the figures; yield a line about each."""
+    from dbo.dashboards.figures import select_figures, write_figures
+    from dbo.dashboards.report import write_page
 
     if only is not None and figures is None:
         raise InputError(f"--only: {only!r} is not allowed without --figures DIR")
-    names = drawing.pick(only)
+    names = select_figures(only)
     if out.is_dir():
         raise InputError(f"--out: {out} is a folder; must be a file")
     if figures is not None and figures.exists() and not figures.is_dir():
         raise InputError(f"--figures: {figures} is a file; must be a folder")
-    gathered = gather(folders, Target.parse(target) if target else None)
+    collection = load_runs(folders, Target.parse(target) if target else None)
     try:
         if only is None:
-            page.write(gathered, out)
+            write_page(collection, out)
             yield f"report: {out}"
         if figures is not None:
-            made = drawing.write(gathered, figures, names)
-            yield f"figures: {figures} ({', '.join(made) or 'no data to draw'})"
+            written = write_figures(collection, figures, names)
+            yield f"figures: {figures} ({', '.join(written) or 'no data to draw'})"
     except OSError as error:
         raise InputError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
 
 
-def after(kind: str, folder: Path) -> Path:
-    """topology.png and report.html in the folder; of several runs the figures too, of a comparison each run's graph."""
-    from dbo.dashboards import figures as drawing
-    from dbo.dashboards import report as page
-    from dbo.dashboards.charts.nodes import drawable
-    from dbo.dashboards.topology import picture
+def write_beside_results(kind: Literal["run", "compare", "sweep"], folder: Path) -> Path:
+    """Write report.html and topology.png into the folder; of several runs also figures; return the page's path."""
+    from dbo.dashboards.figures import write_figures
+    from dbo.dashboards.report import write_page
+    from dbo.dashboards.topology import has_graph, save_graph
 
-    gathered = gather([folder])
-    drawn = [run for run in gathered.runs if drawable(run)]
-    if drawn:
-        picture(drawn[0], folder / "topology.png")
+    collection = load_runs([folder])
+    with_graph = [run for run in collection.runs if has_graph(run)]
+    if with_graph:
+        save_graph(with_graph[0], folder / "topology.png")
     if kind == "compare":                       # a sweep has too many runs for a picture of each
-        for run in drawn:
-            picture(run, run.folder / "topology.png")
+        for run in with_graph:
+            save_graph(run, run.folder / "topology.png")
     if kind != "run":
-        drawing.write(gathered, folder / "figures", ["accuracy", "sensitivity"], quick=True)
-    page.write(gathered, folder / "report.html")
+        write_figures(collection, folder / "figures", ["accuracy", "sensitivity"], _FIRST_FIGURES)
+    write_page(collection, folder / "report.html")
     return folder / "report.html"

@@ -1,8 +1,8 @@
-"""The one place that gives an algorithm its colour: the same in every figure, whichever others are shown beside it.
+"""Assign each algorithm a colour and a dash: the same in every figure, whichever others are shown beside it.
 
-The colours are Okabe and Ito's, distinguishable with every common form of colour blindness; their yellow is darkened,
-because it cannot be seen on white. Black turns light on a dark page. There are more algorithms than colours: a second
-and third dozen differ by the line's dash.
+The colours are Okabe and Ito's, distinguishable with every common form of colour blindness. Their yellow is darkened,
+because it cannot be seen on white, and black turns light on a dark page. There are more algorithms than colours: the
+second and third eight differ by the dash of their line.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,15 @@ _ORDER = (
     "d_soba", "gossip_dsbo", "f2ba", "bome",
 )
 _DASHES = ("solid", "dash", "dot")
-_MATPLOTLIB = {"solid": "-", "dash": (0, (4, 1.6)), "dot": (0, (1.2, 1.2))}
+_MATPLOTLIB_DASHES = {"solid": "-", "dash": (0, (4, 1.6)), "dot": (0, (1.2, 1.2))}
 
-# Magnitudes (channels, oracles, heat maps, consensus error) take another scale, so that no algorithm's colour is taken.
-SCALE = "Cividis"
-SHADES = ("#00224E", "#35456C", "#666970", "#948E77", "#C8B866", "#FEE838")
+# Magnitudes (channels, oracle calls, heat maps, consensus error) use Cividis, so that none looks like an algorithm.
+CIVIDIS = ("#00224E", "#35456C", "#666970", "#948E77", "#C8B866", "#FEE838")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How an algorithm is drawn."""
+class AlgorithmStyle:
+    """Line colours on a light and on a dark page, and the dash."""
 
     light: str
     dark: str
@@ -35,33 +34,35 @@ class Look:
 
     @property
     def linestyle(self) -> Any:
-        return _MATPLOTLIB[self.dash]
+        """The dash as matplotlib takes it."""
+        return _MATPLOTLIB_DASHES[self.dash]
 
 
-def look(algorithm: str) -> Look:
-    """An algorithm's colours and dash; one that is not built in is dotted, in a colour that its name decides."""
+def get_style(algorithm: str) -> AlgorithmStyle:
+    """Return the style of an algorithm; one that is not built in is dotted, with a colour derived from its name."""
     if algorithm in _ORDER:
         number = _ORDER.index(algorithm)
-        return Look(*_COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS)])
-    return Look(*_COLOURS[crc32(algorithm.encode()) % len(_COLOURS)], "dot")
+        return AlgorithmStyle(*_COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS)])
+    return AlgorithmStyle(*_COLOURS[crc32(algorithm.encode()) % len(_COLOURS)], "dot")
 
 
-def rank(algorithm: str) -> tuple[int, str]:
-    """Sorts algorithms in one order everywhere."""
+def sort_key(algorithm: str) -> tuple[int, str]:
+    """Order algorithms the same way everywhere: built-in ones first."""
     return (_ORDER.index(algorithm) if algorithm in _ORDER else len(_ORDER), algorithm)
 
 
-def shades(count: int) -> list[str]:
-    """So many steps of the scale, dark to light."""
+def sample_scale(count: int) -> list[str]:
+    """Return `count` colours of the magnitude scale, dark to light."""
     if count <= 1:
-        return [SHADES[1]]
-    return [_between(number * (len(SHADES) - 1) / (count - 1)) for number in range(count)]
+        return [CIVIDIS[1]]
+    return [_interpolate(number * (len(CIVIDIS) - 1) / (count - 1)) for number in range(count)]
 
 
-def _between(at: float) -> str:
-    low = min(int(at), len(SHADES) - 2)
-    parts = [
-        round(int(SHADES[low][i : i + 2], 16) * (1 - at + low) + int(SHADES[low + 1][i : i + 2], 16) * (at - low))
+def _interpolate(position: float) -> str:
+    low = min(int(position), len(CIVIDIS) - 2)
+    share = position - low
+    mixed = [
+        round(int(CIVIDIS[low][i : i + 2], 16) * (1 - share) + int(CIVIDIS[low + 1][i : i + 2], 16) * share)
         for i in (1, 3, 5)
     ]
-    return "#" + "".join(f"{part:02X}" for part in parts)
+    return "#" + "".join(f"{value:02X}" for value in mixed)

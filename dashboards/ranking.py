@@ -1,222 +1,283 @@
-"""Who wins at what: in words, in four cards and in one table."""
+"""Rank the algorithms of each setting: summary cards, one sentence per setting, and the results table."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from dbo.dashboards.estimates import Estimate, show
-from dbo.dashboards.groups import Cell, Ordered, Setting
-from dbo.dashboards.palette import look
+from dbo.dashboards.groups import ComparisonSetting, GroupedRuns, SeedGroup
+from dbo.dashboards.number_format import format_number
+from dbo.dashboards.palette import AlgorithmStyle, get_style
+from dbo.platform.runs.schema import METRICS
+from dbo.platform.runs.statistics import MeanEstimate
+
+_MAX_SENTENCES, _MAX_NAMES = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """Something that can be won."""
+class Criterion:
+    """A metric by which algorithms are ranked: its final value, or the cost of reaching the target."""
 
-    key: str
-    title: str               # of what it measures
-    title_best: str
+    metric: str
+    title: str
+    best_title: str
     verb: str                # what the best one does
-    unit: str
-    of: Callable[[Cell], Estimate | None]
-    more: bool               # whether more is better
-    price: bool              # whether it is a price of the target
+    unit: str = ""
 
-    def number(self, value: float) -> str:
-        return f"{value:.3f}" if self.more else show(value)
+    @property
+    def is_cost(self) -> bool:
+        return METRICS[self.metric].is_cost
 
-    def text(self, value: float) -> str:
+    @property
+    def higher_is_better(self) -> bool:
+        return METRICS[self.metric].direction == "max"
+
+    def measure(self, group: SeedGroup) -> MeanEstimate | None:
+        return group.cost_to_target(self.metric) if self.is_cost else group.final_value(self.metric)
+
+    def format_number(self, value: float) -> str:
+        return f"{value:.3f}" if self.higher_is_better else format_number(value)
+
+    def format_with_unit(self, value: float) -> str:
         unit = "round" if self.unit == "rounds" and value == 1 else self.unit
-        return f"{self.number(value)}\u00a0{unit}" if unit else self.number(value)
+        return f"{self.format_number(value)}\u00a0{unit}" if unit else self.format_number(value)
+
+    def format_interval(self, value: MeanEstimate) -> str:
+        """Return `low – high`, or nothing where there is no interval."""
+        if value.low is None or value.high is None:
+            return ""
+        return f"{self.format_number(value.low)} – {self.format_number(value.high)}"
 
 
-ROUNDS = Measure(
-    "rounds", "Rounds to target", "Fewest rounds", "needs the fewest rounds", "rounds",
-    lambda cell: cell.price("round"), False, True,
+ROUNDS = Criterion("round", "Rounds to target", "Fewest rounds", "needs the fewest rounds", "rounds")
+COMMUNICATION = Criterion(
+    "comm_mb", "Communication to target", "Least communication", "sends the fewest bytes", "MB"
 )
-TRAFFIC = Measure(
-    "mb", "Traffic to target", "Least traffic", "sends the least", "MB",
-    lambda cell: cell.price("comm_mb"), False, True,
+TRAINING_TIME = Criterion(
+    "seconds", "Training time to target", "Least training time", "takes the least training time", "s"
 )
-CLOCK = Measure(
-    "seconds", "Training time to target", "Least training time", "takes the least training time", "s",
-    lambda cell: cell.price("seconds"), False, True,
+ACCURACY = Criterion(
+    "node_accuracy_mean", "Final accuracy", "Highest final accuracy", "ends with the highest accuracy"
 )
-ACCURACY = Measure(
-    "accuracy", "Final accuracy", "Highest final accuracy", "ends with the highest accuracy", "",
-    lambda cell: cell.final("node_accuracy_mean"), True, False,
-)
-LOSS = Measure(
-    "loss", "Final upper loss", "Lowest final loss", "ends with the lowest upper loss", "",
-    lambda cell: cell.final("upper_loss"), False, False,
-)
-
-
-def measures(ordered: Ordered) -> list[Measure]:
-    """What these runs can be judged by."""
-    prices = any(ordered.has(setting.target.metric) for setting in ordered.settings)
-    last = ACCURACY if ordered.has("node_accuracy_mean") else LOSS
-    return [ROUNDS, TRAFFIC, CLOCK, last] if prices else [last]
+LOSS = Criterion("upper_loss", "Final upper loss", "Lowest final loss", "ends with the lowest upper loss")
 
 
 @dataclass(frozen=True, slots=True)
-class Win:
-    """The best cell of a setting by a measure, and the next one."""
+class Winner:
+    """The best algorithm of a setting by one criterion, and the runner-up."""
 
-    setting: Setting
-    cell: Cell
-    value: Estimate
-    second: Cell | None
-    second_value: Estimate | None
+    setting: ComparisonSetting
+    group: SeedGroup
+    value: MeanEstimate
+    second: SeedGroup | None = None
+    second_value: MeanEstimate | None = None
 
-    def after(self, ordered: Ordered, measure: Measure) -> str:
-        """Who comes next, or is as good."""
+    @property
+    def is_significant(self) -> bool:
+        """Whether its interval does not overlap that of the runner-up."""
+        return self.second_value is not None and self.value.is_separated_from(self.second_value)
+
+    def describe_second(self, runs: GroupedRuns, criterion: Criterion) -> str:
+        """Name the runner-up and its value, or say that it ties."""
         if self.second is None or self.second_value is None:
             return ""
         if self.second_value.mean == self.value.mean:
-            return f"level with {ordered.name(self.second)}"
-        return f"next {ordered.name(self.second)}, {measure.text(self.second_value.mean)}"
-
-    @property
-    def clear(self) -> bool:
-        return self.second_value is not None and self.value.apart_from(self.second_value)
+            return f"tied with {runs.label_in_setting(self.second)}"
+        return f"next {runs.label_in_setting(self.second)}, {criterion.format_with_unit(self.second_value.mean)}"
 
 
-def win(ordered: Ordered, setting: Setting, measure: Measure) -> Win | None:
-    """A cell wins if all its seeds did what is asked; if there is none such, one of which some did."""
-    cells = ordered.within(setting)
-    full = [cell for cell in cells if cell.whole and (not measure.price or cell.reached == len(cell.runs))]
-    some = [cell for cell in cells if measure.price and cell.reached]
-    valued = [(cell, value) for cell in full or some if (value := measure.of(cell)) is not None]
-    if not valued:
+@dataclass(frozen=True, slots=True)
+class SummaryCard:
+    """The winner by one criterion, over all settings."""
+
+    title: str
+    goal: str                # the target that a cost refers to
+    value: str
+    note: str
+    winner: str = ""
+    variant: str = ""
+    style: AlgorithmStyle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableValue:
+    text: str
+    detail: str = ""         # small print: interval, seeds that reached the target, or the best value before it
+    is_best: bool = False
+    is_missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    setting: str
+    algorithm: str
+    variant: str
+    style: AlgorithmStyle
+    seeds: int
+    values: tuple[TableValue, ...]       # one per criterion
+    worst_node: str
+    test_loss: str
+    total_mb: str
+    status: str
+    has_failures: bool
+
+
+def select_criteria(runs: GroupedRuns) -> list[Criterion]:
+    """Return the criteria for which these runs have data."""
+    has_target = any(runs.has_column(setting.target.metric) for setting in runs.settings)
+    final = ACCURACY if runs.has_column("node_accuracy_mean") else LOSS
+    return [ROUNDS, COMMUNICATION, TRAINING_TIME, final] if has_target else [final]
+
+
+def find_winner(runs: GroupedRuns, setting: ComparisonSetting, criterion: Criterion) -> Winner | None:
+    """Return the best of the groups whose seeds all reached the target; if there is none, the best of the others."""
+    groups = runs.in_setting(setting)
+    complete = [
+        group for group in groups
+        if not group.has_failures and (not criterion.is_cost or group.reached_count == len(group.runs))
+    ]
+    partial = [group for group in groups if criterion.is_cost and group.reached_count]
+    measured = [(group, value) for group in complete or partial if (value := criterion.measure(group)) is not None]
+    if not measured:
         return None
-    ranked = sorted(valued, key=lambda pair: -pair[1].mean if measure.more else pair[1].mean)
-    second = ranked[1] if len(ranked) > 1 else (None, None)
-    return Win(setting, *ranked[0], *second)
+    sign = -1 if criterion.higher_is_better else 1
+    first, *others = sorted(measured, key=lambda pair: sign * pair[1].mean)
+    return Winner(setting, *first, *(others[0] if others else ()))
 
 
-def cards(ordered: Ordered) -> list[dict[str, Any]]:
-    """A card per measure: the winner, its value, and what it has left behind."""
-    return [_card(ordered, measure) for measure in measures(ordered)]
+def build_cards(runs: GroupedRuns) -> list[SummaryCard]:
+    """Return one card per criterion."""
+    return [_build_card(runs, criterion) for criterion in select_criteria(runs)]
 
 
-def _card(ordered: Ordered, measure: Measure) -> dict[str, Any]:
-    wins = [found for setting in ordered.settings if (found := win(ordered, setting, measure))]
-    title = measure.title_best if len(ordered.cells) > len(ordered.settings) else measure.title
-    card: dict[str, Any] = {"title": title, "to": "", "winner": None, "value": "", "note": ""}
-    if measure.price:
-        card["to"] = " / ".join(sorted({_goal(setting) for setting in ordered.settings}))
-    if not wins:
-        return {**card, "value": "nobody", "note": "no run reached it" if measure.price else "no run ended well"}
-    if len(ordered.settings) == 1:
-        first = wins[0]
-        note = _interval(first.value, measure)
-        if after := first.after(ordered, measure):
-            note += after
-            note += "" if first.clear or first.value.count < 2 else "; the intervals overlap"
-        if measure.price and first.cell.reached < len(first.cell.runs):
-            note += f"; reached by {first.cell.reached} of {len(first.cell.runs)} seeds only"
-        value = measure.text(first.value.mean)
-        return {**card, **_named(first.cell.algorithm, first.cell.variant), "value": value, "note": note}
-    tally = Counter(found.cell.algorithm for found in wins)
-    (name, count), *others = tally.most_common()
+def _build_card(runs: GroupedRuns, criterion: Criterion) -> SummaryCard:
+    winners = [winner for setting in runs.settings if (winner := find_winner(runs, setting, criterion))]
+    title = criterion.best_title if len(runs.seed_groups) > len(runs.settings) else criterion.title
+    goals = sorted({_describe_target(setting) for setting in runs.settings}) if criterion.is_cost else []
+    card = SummaryCard(title, " / ".join(goals), value="", note="")
+    if not winners:
+        note = "no run reached the target" if criterion.is_cost else "every run diverged or failed"
+        return replace(card, value="none", note=note)
+    if len(runs.settings) > 1:
+        return _count_wins(runs, winners, card)
+    (winner,), notes = winners, []
+    group = winner.group
+    if interval := criterion.format_interval(winner.value):
+        notes.append(f"95\u00a0%: {interval}")
+    if second := winner.describe_second(runs, criterion):
+        notes.append(second)
+        if winner.value.count > 1 and not winner.is_significant:
+            notes.append("the intervals overlap")
+    if criterion.is_cost and group.reached_count < len(group.runs):
+        notes.append(f"reached by {group.reached_count} of {len(group.runs)} seeds only")
+    return replace(
+        card, winner=group.algorithm, variant=group.variant, style=get_style(group.algorithm),
+        value=criterion.format_with_unit(winner.value.mean), note="; ".join(notes),
+    )
+
+
+def _count_wins(runs: GroupedRuns, winners: Sequence[Winner], card: SummaryCard) -> SummaryCard:
+    """Fill a card with the algorithm that wins in most settings."""
+    (name, count), *others = Counter(winner.group.algorithm for winner in winners).most_common()
     note = ", ".join(f"{other} in {number}{' too' if number == count else ''}" for other, number in others)
-    return {**card, **_named(name, ""), "value": f"in {count} of {len(ordered.settings)} settings", "note": note}
+    return replace(
+        card, winner=name, style=get_style(name), value=f"in {count} of {len(runs.settings)} settings", note=note
+    )
 
 
-def _named(algorithm: str, variant: str) -> dict[str, Any]:
-    return {"winner": algorithm, "variant": variant, "look": look(algorithm)}
-
-
-def _interval(value: Estimate, measure: Measure) -> str:
-    if value.low is None or value.high is None:
-        return ""
-    return f"95\u00a0%: {measure.number(value.low)} – {measure.number(value.high)}; "
-
-
-def _goal(setting: Setting) -> str:
-    sign = "≥" if setting.target.rising else "≤"
+def _describe_target(setting: ComparisonSetting) -> str:
+    sign = "≥" if setting.target.is_maximized else "≤"
     return f"{setting.target.metric} {sign} {setting.target.level:g}"
 
 
-def words(ordered: Ordered) -> list[str]:
-    """A sentence per setting that says who wins, and what must be known to believe it."""
-    sentences = []
-    for setting in ordered.settings[:8]:
-        told = _sentence(ordered, setting)
-        where = f"{ordered.label(setting)}: " if len(ordered.settings) > 1 else ""
-        sentences.append(where + told)
-    if len(ordered.settings) > 8:
-        sentences.append(f"The table has the other {len(ordered.settings) - 8} settings.")
+def summarize(runs: GroupedRuns) -> list[str]:
+    """Return one sentence per setting: who wins by which criterion, and who missed the target."""
+    sentences = [
+        (f"{runs.label_setting(setting)}: " if len(runs.settings) > 1 else "") + _summarize_setting(runs, setting)
+        for setting in runs.settings[:_MAX_SENTENCES]
+    ]
+    if len(runs.settings) > _MAX_SENTENCES:
+        sentences.append(f"The table has the other {len(runs.settings) - _MAX_SENTENCES} settings.")
     return sentences
 
 
-def _sentence(ordered: Ordered, setting: Setting) -> str:
-    cells, judged, several = ordered.within(setting), measures(ordered), len(ordered.settings) > 1
-    told = []
-    if len(judged) > 1 and not any(cell.reached for cell in cells):
-        told.append(f"nobody reached {_goal(setting)}")
-    for measure in judged:
-        found = win(ordered, setting, measure)
-        if found is None:
+def _summarize_setting(runs: GroupedRuns, setting: ComparisonSetting) -> str:
+    groups, criteria = runs.in_setting(setting), select_criteria(runs)
+    has_several = len(runs.settings) > 1
+    clauses = []
+    if len(criteria) > 1 and not any(group.reached_count for group in groups):
+        clauses.append(f"no algorithm reached {_describe_target(setting)}")
+    for criterion in criteria:
+        winner = find_winner(runs, setting, criterion)
+        if winner is None:
             continue
-        value = measure.text(found.value.mean)
-        if len(cells) == 1:
-            told.append(f"{measure.title.lower()}: {value}")
-        elif several:
-            told.append(f"{measure.title_best.lower()} {ordered.name(found.cell)} ({value})")
+        value, name = criterion.format_with_unit(winner.value.mean), runs.label_in_setting(winner.group)
+        if len(groups) == 1:
+            clauses.append(f"{criterion.title.lower()}: {value}")
+        elif has_several:
+            clauses.append(f"{criterion.best_title.lower()} {name} ({value})")
         else:
-            after = found.after(ordered, measure)
-            told.append(f"{ordered.name(found.cell)} {measure.verb} ({value}{f'; {after}' if after else ''})")
-    missing = [ordered.name(cell) for cell in cells if not cell.reached]
-    if len(judged) > 1 and 0 < len(missing) < len(cells):
-        told.append(f"{'; '.join(missing[:4])}{f' and {len(missing) - 4} more' if len(missing) > 4 else ''} "
-                    f"did not reach {_goal(setting)}")
-    if not told:
+            second = winner.describe_second(runs, criterion)
+            clauses.append(f"{name} {criterion.verb} ({value}{f'; {second}' if second else ''})")
+    if not clauses:
         return "No run has an evaluation yet."
-    sentence = "; ".join(told) + "."
-    begins = not several and (len(cells) == 1 or sentence.startswith("nobody"))       # names are written as they are
-    return sentence[0].upper() + sentence[1:] if begins else sentence
+    sentence = "; ".join(clauses) + "."
+    starts_with_name = len(groups) > 1 and not sentence.startswith("no algorithm")     # names keep their spelling
+    if not has_several and not starts_with_name:
+        sentence = sentence[0].upper() + sentence[1:]
+    missed = [runs.label_in_setting(group) for group in groups if not group.reached_count]
+    if len(criteria) > 1 and 0 < len(missed) < len(groups):
+        rest = f" and {len(missed) - _MAX_NAMES} more" if len(missed) > _MAX_NAMES else ""
+        sentence += f" Not reached by {'; '.join(missed[:_MAX_NAMES])}{rest}: {_describe_target(setting)}."
+    return sentence
 
 
-def rows(ordered: Ordered) -> list[dict[str, Any]]:
-    """The table: a row per cell, the best of each setting marked."""
-    judged = measures(ordered)
+def build_rows(runs: GroupedRuns) -> list[TableRow]:
+    """Return one table row per group of seeds, with the best value of each setting marked."""
+    criteria = select_criteria(runs)
     best = {
-        (setting, measure.key): found.cell
-        for setting in ordered.settings for measure in judged if (found := win(ordered, setting, measure))
+        (setting, criterion.metric): winner.group
+        for setting in runs.settings for criterion in criteria if (winner := find_winner(runs, setting, criterion))
     }
-    return [_row(ordered, cell, judged, best) for cell in ordered.cells]
+    return [_build_row(runs, group, criteria, best) for group in runs.seed_groups]
 
 
-def _row(ordered: Ordered, cell: Cell, judged: Sequence[Measure], best: dict[Any, Cell]) -> dict[str, Any]:
-    ended = [f"{status} ×{count}" if count < len(cell.runs) else status
-             for status, count in cell.statuses.items() if status != "finished"]
-    evaluations = max(len(run.records) for run in cell.runs)
+def _build_row(
+    runs: GroupedRuns, group: SeedGroup, criteria: Sequence[Criterion],
+    best: Mapping[tuple[ComparisonSetting, str], SeedGroup],
+) -> TableRow:
+    values = tuple(
+        _build_value(group, criterion, best.get((group.setting, criterion.metric)) is group) for criterion in criteria
+    )
+    worst, loss, total = (group.final_value(column) for column in ("node_accuracy_min", "test_loss", "comm_mb"))
+    return TableRow(
+        setting=runs.label_setting(group.setting) if len(runs.settings) > 1 else "", algorithm=group.algorithm,
+        variant=group.variant, style=get_style(group.algorithm), seeds=len(group.runs), values=values,
+        worst_node=f"{worst.mean:.3f}" if worst else "–", test_loss=format_number(loss.mean) if loss else "–",
+        total_mb=format_number(total.mean) if total else "–", status=_describe_status(group),
+        has_failures=group.has_failures,
+    )
+
+
+def _build_value(group: SeedGroup, criterion: Criterion, is_best: bool) -> TableValue:
+    value = criterion.measure(group)
+    if value is not None:
+        detail = criterion.format_interval(value)
+        if criterion.is_cost and group.reached_count < len(group.runs):
+            detail = f"{group.reached_count} of {len(group.runs)} seeds"
+        return TableValue(criterion.format_number(value.mean), detail, is_best)
+    if criterion is not ROUNDS:
+        return TableValue("–")
+    nearest = group.best_target_value()
+    return TableValue("not reached", "" if nearest is None else f"best {format_number(nearest, 4)}", is_missing=True)
+
+
+def _describe_status(group: SeedGroup) -> str:
+    """Name what differs from `finished`."""
+    parts = [
+        f"{status} ×{count}" if count < len(group.runs) else status
+        for status, count in group.statuses.items() if status != "finished"
+    ]
+    evaluations = max(len(run.records) for run in group.runs)
     if evaluations <= 1:
-        ended.append("one evaluation only" if evaluations else "no evaluation yet")
-    values = []
-    for measure in judged:
-        estimate = measure.of(cell)
-        entry = {"text": "", "range": "", "best": best.get((cell.setting, measure.key)) is cell, "muted": False}
-        if estimate is not None:
-            entry["text"] = measure.number(estimate.mean)
-            if estimate.low is not None and estimate.high is not None:
-                entry["range"] = f"{measure.number(estimate.low)} – {measure.number(estimate.high)}"
-            if measure.price and cell.reached < len(cell.runs):
-                entry["range"] = f"{cell.reached} of {len(cell.runs)} seeds"
-        else:
-            entry |= {"text": "not reached" if measure is ROUNDS else "–", "muted": measure is ROUNDS}
-            nearest = cell.best(cell.setting.target.metric, cell.setting.target.rising)
-            if measure is ROUNDS and nearest is not None:
-                entry["range"] = f"best {show(nearest, 4)}"
-        values.append(entry)
-    worst, loss, traffic = cell.final("node_accuracy_min"), cell.final("test_loss"), cell.final("comm_mb")
-    return {
-        "setting": ordered.label(cell.setting) if len(ordered.settings) > 1 else "", "algorithm": cell.algorithm,
-        "variant": cell.variant, "look": look(cell.algorithm), "seeds": len(cell.runs), "values": values,
-        "state": ", ".join(ended), "bad": not cell.whole,
-        "worst": f"{worst.mean:.3f}" if worst else "–", "loss": show(loss.mean) if loss else "–",
-        "traffic": show(traffic.mean) if traffic else "–",
-    }
+        parts.append("one evaluation only" if evaluations else "no evaluation yet")
+    return ", ".join(parts) or "finished"

@@ -1,41 +1,58 @@
-"""`dbo report`: one HTML file that needs nothing but a browser: no network, no server, no storage, no sibling files."""
+"""Render `dbo report`: one HTML file that needs only a browser; no network, no server, no storage, no other files."""
 
 import json
 import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dbo.dashboards import ranking
 from dbo.dashboards.charts import curves, nodes
-from dbo.dashboards.charts.sensitivity import sensitivity
-from dbo.dashboards.groups import Ordered, order
-from dbo.dashboards.load import Gathered
-from dbo.dashboards.palette import look, shades
-from dbo.dashboards.topology import DRAWN
+from dbo.dashboards.charts.sensitivity import build_sensitivity_panels
+from dbo.dashboards.groups import GroupedRuns, group_runs
+from dbo.dashboards.load import RunCollection
+from dbo.dashboards.palette import get_style, sample_scale
+from dbo.dashboards.topology import MAX_NODES
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight", 9: "Nine"}
+_MAX_TITLES, _MAX_VALUES, _MAX_COMMANDS = 6, 5, 4
 
 
-def write(gathered: Gathered, out: Path) -> None:
-    """The page about these runs, whole or not at all."""
-    html = render(order(gathered))
+@dataclass(frozen=True, slots=True)
+class FigureSection:
+    """A figure of the page, or the reason why there is none."""
+
+    id: str
+    title: str
+    kind: str                        # which function of report.js builds it
+    has_data: bool
+    caption: str
+    missing: str                     # what it would need
+    command: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def write_page(collection: RunCollection, out: Path) -> None:
+    """Write the page about these runs, whole or not at all."""
+    html = render_page(group_runs(collection))
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.new")
+    temporary = out.with_name(f".{out.name}.new")
     try:
-        aside.write_text(html, encoding="utf-8")
-        os.replace(aside, out)
+        temporary.write_text(html, encoding="utf-8")
+        os.replace(temporary, out)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def render(ordered: Ordered) -> str:
-    """The page as text."""
+def render_page(runs: GroupedRuns) -> str:
+    """Return the page as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -43,14 +60,14 @@ def render(ordered: Ordered) -> str:
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )
-    data = _data(ordered)
+    data = _build_data(runs)
     return environment.get_template("report.html.j2").render(
-        title=_title(ordered), lead=_lead(ordered), claims=_claims(ordered), alerts=_alerts(ordered),
-        cards=ranking.cards(ordered), words=ranking.words(ordered), intervals=_intervals(ordered),
-        table=ranking.rows(ordered),
-        several=len(ordered.settings) > 1, measures=ranking.measures(ordered), figures=_figures(ordered, data),
-        incidents=data["incidents"], runs=_runs(ordered), commands=_commands(ordered), version=version("dbo"),
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), plotly=Markup(_plotly()), data=Markup(embed(data)),
+        title=_build_title(runs), lead=_describe_runs(runs), claims=_list_claims(runs), alerts=_list_alerts(runs),
+        cards=ranking.build_cards(runs), sentences=ranking.summarize(runs), intervals=_describe_intervals(runs),
+        rows=ranking.build_rows(runs), has_settings=len(runs.settings) > 1, criteria=ranking.select_criteria(runs),
+        figures=_list_figures(runs, data), incidents=data["incidents"], runs=_list_runs(runs),
+        commands=_list_commands(runs), version=version("dbo"), created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        plotly=Markup(read_plotly()), data=Markup(embed_json(data)),
         style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         script=Markup("\n".join(
             (_TEMPLATES / name).read_text(encoding="utf-8") for name in ("charts.js", "report.js")
@@ -58,194 +75,198 @@ def render(ordered: Ordered) -> str:
     )
 
 
-def embed(data: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever a run is called."""
+def embed_json(data: Any) -> str:
+    """Return JSON that cannot end the script element around it, whatever the name of a run."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e") \
         .replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _plotly() -> str:
-    """plotly.js as the plotly package ships it; found without importing the package, which is slow."""
-    from importlib.util import find_spec
-
+def read_plotly() -> str:
+    """Return plotly.js of the plotly package, without importing the package, which is slow."""
     spec = find_spec("plotly")
     assert spec is not None
-    assert spec.origin is not None
-    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0], "package_data", "plotly.min.js").read_text(encoding="utf-8")
 
 
-def _data(ordered: Ordered) -> dict[str, Any]:
-    looks = {name: look(name) for name in ordered.algorithms}
-    channels, oracles = nodes.channels(ordered), nodes.oracles(ordered)
+def _build_data(runs: GroupedRuns) -> dict[str, Any]:
+    """Return the data that the page's scripts draw."""
+    styles = {name: get_style(name) for name in runs.algorithms}
+    channels, oracles = nodes.stack_channels(runs), nodes.stack_oracle_calls(runs)
     return {
-        "looks": {name: [one.light, one.dark, one.dash] for name, one in looks.items()},
-        "names": curves.NAMES, "short": curves.SHORT,
-        "panels": curves.panels(ordered), "curves": curves.curves(ordered),
-        "incidents": curves.incidents(ordered), "sensitivity": sensitivity(ordered),
-        "channels": channels, "oracles": oracles, "heat": nodes.heat(ordered),
-        "graphs": nodes.graphs(ordered),
-        "shades": {str(n): shades(n) for n in {len(part["names"]) for part in (channels, oracles) if part}},
-        "columns": len({setting.topology for setting in ordered.settings}),
+        "styles": {name: [style.light, style.dark, style.dash] for name, style in styles.items()},
+        "axisTitles": curves.AXIS_TITLES, "shortNames": curves.SHORT_NAMES,
+        "panels": curves.build_panels(runs), "curves": curves.build_curves(runs),
+        "incidents": curves.list_incidents(runs), "sensitivity": build_sensitivity_panels(runs),
+        "channels": channels, "oracles": oracles, "heatmaps": nodes.build_heatmaps(runs),
+        "graphs": nodes.build_graphs(runs),
+        "scales": {str(n): sample_scale(n) for n in {len(bars["names"]) for bars in (channels, oracles) if bars}},
+        "topologies": len({setting.topology for setting in runs.settings}),
     }
 
 
-def _figures(ordered: Ordered, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The figures in their order; one without data says in a line what it would need."""
-    there = {column for curve in data["curves"] for column in curve["y"]}
-    many = any(curve["seeds"] > 1 for curve in data["curves"])
-    shade = "The shade is the 95 % bootstrap interval of the mean over seeds. " if many else \
-        "The shade reaches down to the worst node. "
-    small = "A panel per setting, all with the same axes. " if len(ordered.settings) > 1 else ""
-    went_wrong = "Crosses end runs that diverged or failed. " if any(c.get("bad") for c in data["curves"]) else ""
-    marked = "The strip underneath marks lost and replaced processes, divergence and failure. " \
-        if data["incidents"] else ""
-    figures = [
-        _curves("accuracy", "Accuracy", ["node_accuracy_mean", "test_accuracy"], there, (
-            f"Test accuracy against what it costs. {small}{shade}Rings mark where the target was reached, read off all "
-            f"evaluations. {went_wrong}{marked}"), "None of these tasks has an accuracy."),
-        _curves("loss", "Loss", ["test_loss", "upper_loss", "lower_loss"], there, (
-            f"Losses of the mean model (x̄, ȳ). {small}{shade if many else ''}{went_wrong}{marked}"),
-            "No run has an evaluation yet."),
-        {
-            "id": "sensitivity", "title": "Sensitivity", "kind": "sensitivity", "there": bool(data["sensitivity"]),
-            "absent": "Needs runs of one algorithm with different values of K, ratio, λ or another parameter.",
-            "caption": "Accuracy at the end (dots are runs, the line is their mean with its 95 % interval) and "
-            "megabytes to the target, for each value of a parameter, beside what is claimed of it.",
-            "options": {},
-        },
-        _curves("consensus", "Consensus error", ["consensus_x", "consensus_y"], there & _positive(data), (
+def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection]:
+    """Return the figures of the page in their order."""
+    folders = " ".join(shlex.quote(str(folder)) for folder in runs.collection.folders)
+
+    def section(
+        id_: str, title: str, kind: str, has_data: object, caption: str, missing: str, **options: Any
+    ) -> FigureSection:
+        command = f"dbo report {folders} --figures figures --only {id_}"
+        return FigureSection(id_, title, kind, bool(has_data), caption, missing, command, options)
+
+    def curve_section(
+        id_: str, title: str, columns: Sequence[str], caption: str, missing: str, log: bool = False
+    ) -> FigureSection:
+        available = [column for column in columns if _has_curve(data["curves"], column, log)]
+        return section(
+            id_, title, "curves", available, caption, missing,
+            columns=available, log=log, x="round" if log else "comm_mb",
+        )
+
+    has_seeds = any(curve["seeds"] > 1 for curve in data["curves"])
+    interval = "The shade is the 95 % bootstrap interval of the mean over seeds. "
+    shade = interval if has_seeds else "The shade reaches down to the worst node. "
+    panels = "One panel per setting, all with the same axes. " if len(runs.settings) > 1 else ""
+    crosses = "A cross ends a run that diverged or failed. " if any(c["failed"] for c in data["curves"]) else ""
+    strip = "The strip below marks lost and replaced workers, divergence and failure. " if data["incidents"] else ""
+    return [
+        curve_section(
+            "accuracy", "Accuracy", ["node_accuracy_mean", "test_accuracy"],
+            f"Test accuracy against communication, training time or rounds. {panels}{shade}A ring marks the first "
+            f"evaluation that reached the target. {crosses}{strip}", "These tasks have no accuracy.",
+        ),
+        curve_section(
+            "loss", "Loss", ["test_loss", "upper_loss", "lower_loss"],
+            f"Losses of the mean model (x̄, ȳ). {panels}{shade if has_seeds else ''}{crosses}{strip}",
+            "No run has an evaluation yet.",
+        ),
+        section(
+            "sensitivity", "Sensitivity", "sensitivity", data["sensitivity"],
+            "For each value of a parameter: the final metric (dots are runs, the line is their mean with its 95 % "
+            "interval) and the megabytes to the target. Below each panel: the claim and the measured result.",
+            "It needs runs of one algorithm with different values of K, ratio, λ or another parameter.",
+        ),
+        curve_section(
+            "consensus", "Consensus error", ["consensus_x", "consensus_y"],
             "Root mean square distance of the nodes' variables to their mean: √(Ω₁/m) of the paper for x, √(Ω₂/m) of "
-            f"its inner loop for y. {small}The grey line is the rate of the graph's spectral gap, (1 − ρ)ᵗ: so fast "
-            "would averaging alone let the largest error vanish. Curves that fall more slowly, or rise, are fed by "
-            f"gradient steps and compression. {marked}"),
-            "All nodes agree at every evaluation, or there is none.", log=True),
-        {
-            "id": "channels", "title": "Bytes by channel", "kind": "bars", "there": data["channels"] is not None,
-            "absent": "Needs nodes.jsonl in the runs' folders.",
-            "caption": "What all nodes broadcast in a whole run, headers included, counted once per sender; mean over "
-            "seeds.", "options": {"source": "channels", "unit": "MB broadcast"},
-        },
-        {
-            "id": "oracles", "title": "Oracle calls", "kind": "bars", "there": data["oracles"] is not None,
-            "absent": "No run has an evaluation yet.",
-            "caption": "Gradients, Hessian-vector and Jacobian-vector products that one node evaluated in a whole run; "
-            "mean over seeds.", "options": {"source": "oracles", "unit": "calls"},
-        },
-        {
-            "id": "nodes", "title": "Accuracy of each node", "kind": "heat", "there": bool(data["heat"]),
-            "absent": "Needs accuracies in nodes.jsonl.",
-            "caption": "A row per node, a column per evaluation, brighter is better: a dark row is a node left behind.",
-            "options": {},
-        },
-        {
-            "id": "topology", "title": "Topology", "kind": "topology", "there": data["graphs"] is not None,
-            "absent": f"Needs network.json and nodes.jsonl, and {DRAWN} nodes at most.",
-            "caption": "Nodes coloured by the distance of their x to the mean of all (log scale, the same at every "
-            "round), links by the bytes that they carried so far, both ways. Drag the slider through the rounds.",
-            "options": {},
-        },
+            f"its inner loop for y. {panels}The grey line is (1 − ρ)ᵗ with the spectral gap ρ of the graph: the rate "
+            "of averaging alone, from the largest error. Gradient steps and compression make curves fall more slowly, "
+            f"or rise. {strip}",
+            "All nodes agree at every evaluation, or there is no evaluation.", log=True,
+        ),
+        section(
+            "channels", "Bytes by channel", "bars", data["channels"],
+            "Bytes that all nodes broadcast in a whole run, headers included, counted once per sender; mean over "
+            "seeds.", "It needs nodes.jsonl in the run folders.", source="channels", unit="MB broadcast",
+        ),
+        section(
+            "oracles", "Oracle calls", "bars", data["oracles"],
+            "Gradients, Hessian-vector and Jacobian-vector products that one node evaluated in a whole run; mean over "
+            "seeds.", "No run has an evaluation yet.", source="oracles", unit="calls",
+        ),
+        section(
+            "nodes", "Accuracy of each node", "heatmap", data["heatmaps"],
+            "One row per node, one column per evaluation; brighter is better. A dark row is a node that lags behind.",
+            "It needs accuracies in nodes.jsonl.",
+        ),
+        section(
+            "topology", "Topology", "topology", data["graphs"],
+            "Colour of a node: distance of its x to the mean (log scale, the same at every round). Width of a link: "
+            "bytes carried so far in both directions. Move the slider to another round.",
+            f"It needs network.json and nodes.jsonl, and at most {MAX_NODES} nodes.",
+        ),
     ]
-    folders = " ".join(shlex.quote(str(place)) for place in ordered.gathered.places)
-    for figure in figures:
-        figure["command"] = f"dbo report {folders} --figures figures --only {figure['id']}"
-    return figures
 
 
-def _curves(
-    id_: str, title: str, columns: Sequence[str], there: set[str], caption: str, absent: str, log: bool = False
-) -> dict[str, Any]:
-    drawn = [column for column in columns if column in there]
-    return {
-        "id": id_, "title": title, "kind": "curves", "there": bool(drawn), "absent": absent, "caption": caption,
-        "options": {"ys": drawn, "log": log, "against": "round" if log else "comm_mb"},
-    }
+def _has_curve(all_curves: Sequence[curves.Curve], column: str, log: bool) -> bool:
+    """Decide whether any curve has a value in this column that the axis can show."""
+    return any(
+        column in curve["y"] and (not log or any((value or 0) > 0 for value in curve["y"][column]["mean"]))
+        for curve in all_curves
+    )
 
 
-def _positive(data: dict[str, Any]) -> set[str]:
-    """Columns that a log axis can show."""
-    return {
-        column for curve in data["curves"] for column, y in curve["y"].items() if any((v or 0) > 0 for v in y["v"])
-    }
+def _build_title(runs: GroupedRuns) -> str:
+    names = list(dict.fromkeys(group.name for group in runs.collection.groups)) or \
+        list(dict.fromkeys(run.name for run in runs.runs))
+    if names == ["dbo"]:       # the default name
+        names = runs.algorithms
+    rest = f" and {len(names) - _MAX_TITLES} more" if len(names) > _MAX_TITLES else ""
+    return ", ".join(names[:_MAX_TITLES]) + rest
 
 
-def _title(ordered: Ordered) -> str:
-    names = list(dict.fromkeys(group.name for group in ordered.gathered.groups)) or \
-        list(dict.fromkeys(run.name for run in ordered.runs))
-    if names == ["dbo"]:       # nobody gave it a name
-        names = ordered.algorithms
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+def _describe_runs(runs: GroupedRuns) -> str:
+    """Say in a sentence or two what was run."""
+    names, settings = runs.algorithms, runs.settings
+    subject = f"{_COUNTS.get(len(names), str(len(names)))} algorithms" if len(names) > 1 else names[0]
+    variants = len({(group.algorithm, group.variant) for group in runs.seed_groups})
+    subject += f", {variants} variants" if variants > len(names) else ""
+    tasks, node_counts = sorted({setting.task for setting in settings}), sorted({setting.nodes for setting in settings})
+    topologies = list(dict.fromkeys(setting.topology for setting in settings))
+    partitions = list(dict.fromkeys(setting.partition for setting in settings))
+    rounds = sorted({str(run.experiment.get("rounds", "?")) for run in runs.runs}, key=lambda one: (len(one), one))
+    seeds = len({str(run.seed) for run in runs.runs})
+    return (
+        f"{subject} on {' and '.join(tasks)}: {_join(node_counts)} nodes, topology {_join(topologies)}, "
+        f"partition {_join(partitions)}, {_join(rounds)} rounds, {seeds} seed{'s' if seeds > 1 else ''}. "
+        f"{_count_runs(len(runs.runs))} in total."
+    )
 
 
-def _lead(ordered: Ordered) -> str:
-    """What was run, in a sentence or two."""
-    algorithms = ordered.algorithms
-    who = f"{_COUNTS.get(len(algorithms), str(len(algorithms)))} algorithms" if len(algorithms) > 1 else algorithms[0]
-    settings = ordered.settings
-    tasks, nodes = sorted({s.task for s in settings}), sorted({s.nodes for s in settings})
-    graphs = list(dict.fromkeys(setting.topology for setting in settings))
-    parts = list(dict.fromkeys(setting.partition for setting in settings))
-    rounds = sorted({str(run.experiment.get("rounds", "?")) for run in ordered.runs}, key=lambda one: (len(one), one))
-    seeds = len({str(run.seed) for run in ordered.runs})
-    variants = len({(cell.algorithm, cell.variant) for cell in ordered.cells})
-    who += f", {variants} variants" if variants > len(algorithms) else ""
-    text = f"{who} on {' and '.join(tasks)}: {_some(nodes)} nodes, topology {_some(graphs)}, " \
-        f"data {_some(parts)}, {_some(rounds)} rounds, {seeds} seed{'s' if seeds > 1 else ''}."
-    return text + f" {_runs_of(len(ordered.runs))} in all."
+def _list_claims(runs: GroupedRuns) -> list[str]:
+    """Return the claims that the sweeps are to check."""
+    return list(dict.fromkeys(group.claim for group in runs.collection.groups if group.claim))
 
 
-def _claims(ordered: Ordered) -> list[str]:
-    """What sweeps say that they are to show."""
-    return list(dict.fromkeys(group.claim for group in ordered.gathered.groups if group.claim))
+def _join(values: Sequence[Any]) -> str:
+    rest = f" and {len(values) - _MAX_VALUES} more" if len(values) > _MAX_VALUES else ""
+    return ", ".join(map(str, values[:_MAX_VALUES])) + rest
 
 
-def _some(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values[:5])) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
-
-
-def _alerts(ordered: Ordered) -> list[str]:
-    """What a reader must know before believing the rest."""
-    statuses, alerts = Counter(run.status for run in ordered.runs), []
+def _list_alerts(runs: GroupedRuns) -> list[str]:
+    """Return what limits the conclusions of the page: runs that failed, are incomplete or were left out."""
+    statuses, alerts = Counter(run.status for run in runs.runs), []
     for status in ("diverged", "failed", "interrupted", "running"):
-        if statuses[status]:
-            one = statuses[status] == 1
-            verb = {"interrupted": "was " if one else "were ", "running": "is still " if one else "are still "}
-            alerts.append(f"{_runs_of(statuses[status])} {verb.get(status, '')}{status}.")
-    waiting = sum(group.waiting for group in ordered.gathered.groups)
-    if waiting:
-        alerts.append(f"{_runs_of(waiting)} {'have' if waiting > 1 else 'has'} not begun.")
-    single = sum(len(run.records) <= 1 for run in ordered.runs)
-    if single:
-        alerts.append(f"{_runs_of(single)} with one evaluation at most: a point, not a curve.")
-    if ordered.repeated:
-        alerts.append(f"{_runs_of(ordered.repeated)} left out: the same experiment as another.")
+        if count := statuses[status]:
+            verb = {"interrupted": ("was ", "were "), "running": ("is still ", "are still ")}.get(status, ("", ""))
+            alerts.append(f"{_count_runs(count)} {verb[count > 1]}{status}.")
+    if pending := sum(group.pending for group in runs.collection.groups):
+        alerts.append(f"{_count_runs(pending)} {'have' if pending > 1 else 'has'} not started.")
+    if single := sum(len(run.records) <= 1 for run in runs.runs):
+        alerts.append(f"{_count_runs(single)} with at most one evaluation: no curve.")
+    if runs.duplicates:
+        alerts.append(f"{_count_runs(runs.duplicates)} left out: duplicates of another experiment.")
     return alerts
 
 
-def _runs_of(count: int) -> str:
+def _count_runs(count: int) -> str:
     return f"{count} run" if count == 1 else f"{count} runs"
 
 
-def _intervals(ordered: Ordered) -> str:
-    if ordered.seeds == 1:
-        return "One seed each: differences carry no confidence interval."
+def _describe_intervals(runs: GroupedRuns) -> str:
+    if runs.max_seeds == 1:
+        return "One seed each: no confidence intervals."
     return "Small print under a number: 95 % bootstrap interval of the mean over seeds."
 
 
-def _runs(ordered: Ordered) -> list[dict[str, Any]]:
+def _list_runs(runs: GroupedRuns) -> list[dict[str, Any]]:
     return [
         {
-            "folder": str(run.folder), "name": run.name, "what": ordered.tell_run(cell, run), "seed": run.seed,
-            "status": run.status, "error": run.error or "", "bad": not run.well, "evaluations": len(run.records),
+            "folder": str(run.folder), "name": run.name, "label": runs.label_run(group, run), "seed": run.seed,
+            "status": run.status, "error": run.error or "", "has_failed": run.has_failed,
+            "evaluations": len(run.records),
             "rounds": f"{int(run.columns['round'][-1]) if run.records else 0} of {run.experiment.get('rounds', '?')}",
         }
-        for cell in ordered.cells for run in cell.runs
+        for group in runs.seed_groups for run in group.runs
     ]
 
 
-def _commands(ordered: Ordered) -> list[str]:
-    """What makes these runs again."""
-    commands = [group.command for group in ordered.gathered.groups if group.command]
-    lone = [run for run in ordered.runs if run.group is None or not run.group.command]
-    commands += [f"dbo run {shlex.quote(str(run.folder / 'experiment.yaml'))}" for run in lone[:4]]
-    return commands + ([f"# and {len(lone) - 4} more experiment.yaml"] if len(lone) > 4 else [])
+def _list_commands(runs: GroupedRuns) -> list[str]:
+    """Return the commands that reproduce these runs."""
+    commands = [group.command for group in runs.collection.groups if group.command]
+    single = [run for run in runs.runs if run.group is None or not run.group.command]
+    commands += [f"dbo run {shlex.quote(str(run.folder / 'experiment.yaml'))}" for run in single[:_MAX_COMMANDS]]
+    rest = len(single) - _MAX_COMMANDS
+    return commands + ([f"# and {rest} more experiment.yaml"] if rest > 0 else [])

@@ -1,137 +1,165 @@
-"""Curves over the course of runs: accuracy, loss and consensus error, and the incidents under them."""
+"""Build the curves of a report (accuracy, loss, consensus error) and the incidents marked under them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.dashboards.estimates import band, rounded, thin
-from dbo.dashboards.groups import Cell, Ordered, Setting
-from dbo.dashboards.load import Run, Series
+from dbo.dashboards.groups import ComparisonSetting, GroupedRuns, SeedGroup
+from dbo.dashboards.load import RunData, Series
+from dbo.dashboards.number_format import round_significant, thin_indices
+from dbo.platform.runs.statistics import mean_interval
 
-POINTS = 300
-AGAINST = ("comm_mb", "seconds", "round")
-DRAWN = (
+MAX_POINTS = 300
+X_COLUMNS = ("comm_mb", "seconds", "round")
+Y_COLUMNS = (
     "node_accuracy_mean", "test_accuracy", "test_loss", "upper_loss", "lower_loss", "consensus_x", "consensus_y",
     "hypergradient_norm",
 )
-NAMES = {
-    "comm_mb": "sent over all links (MB)", "seconds": "training time (s)", "round": "rounds",
-    "node_accuracy_mean": "accuracy, mean of nodes", "test_accuracy": "accuracy, mean model",
+AXIS_TITLES = {
+    "comm_mb": "communication over all links (MB)", "seconds": "training time (s)", "round": "rounds",
+    "node_accuracy_mean": "accuracy, mean over nodes", "test_accuracy": "accuracy, mean model",
     "test_loss": "test loss, mean model", "upper_loss": "upper loss f", "lower_loss": "lower loss g",
     "consensus_x": "consensus error of x", "consensus_y": "consensus error of y",
     "hypergradient_norm": "norm of the mean upper direction",
 }
-SHORT = {
-    "comm_mb": "MB", "seconds": "seconds", "round": "rounds", "node_accuracy_mean": "nodes' own models",
+SHORT_NAMES = {
+    "comm_mb": "MB", "seconds": "seconds", "round": "rounds", "node_accuracy_mean": "mean over nodes",
     "test_accuracy": "mean model", "test_loss": "test loss", "upper_loss": "upper loss", "lower_loss": "lower loss",
     "consensus_x": "of x", "consensus_y": "of y", "hypergradient_norm": "norm",
 }
+Numbers = list[float | int | None]
 
 
-def curves(ordered: Ordered) -> list[dict[str, Any]]:
-    """A curve per cell: the mean over its seeds with its interval. What went wrong is drawn run by run."""
-    found = []
-    for cell in ordered.cells:
-        well = [run for run in cell.runs if run.well and run.records]
-        if well:
-            found.append(_mean(ordered, cell, well))
-        found += [_single(ordered, cell, run) for run in cell.runs if not run.well and run.records]
-    return found
+class CurveValues(TypedDict):
+    """One column of a curve, with its interval over seeds or down to the worst node."""
+
+    mean: Numbers
+    low: NotRequired[Numbers]
+    high: NotRequired[Numbers]
 
 
-def common(runs: Sequence[Run]) -> list[NDArray[np.int64]]:
-    """For each run the positions of the evaluations that all of them have."""
+class Curve(TypedDict):
+    """Mean over the seeds of a group, or one run that failed; JSON of the page."""
+
+    setting: int                                        # position in GroupedRuns.settings
+    algorithm: str
+    label: str
+    seeds: int
+    status: str                                         # empty: finished
+    failed: bool
+    x: dict[str, Numbers]
+    y: dict[str, CurveValues]
+    reached: dict[str, float | int | None] | None       # where the target was reached: a value per X_COLUMNS, and y
+
+
+def build_curves(runs: GroupedRuns) -> list[Curve]:
+    """Return a curve per group: the mean over its seeds with its interval. Runs that failed get one curve each."""
+    curves = []
+    for group in runs.seed_groups:
+        succeeded = [run for run in group.runs if run.records and not run.has_failed]
+        if succeeded:
+            curves.append(_build_mean_curve(runs, group, succeeded))
+        curves += [_build_failed_curve(runs, group, run) for run in group.runs if run.records and run.has_failed]
+    return curves
+
+
+def _build_mean_curve(grouped: GroupedRuns, group: SeedGroup, runs: Sequence[RunData]) -> Curve:
+    positions = _find_common_rounds(runs)
+    reached = _find_target_point(group, runs)
+    rounds = runs[0].columns["round"][positions[0]]
+    keep = [int(np.argmin(np.abs(rounds - reached["round"])))] if reached and len(rounds) else []
+    chosen = thin_indices(len(rounds), MAX_POINTS, keep)
+
+    def stack(column: str) -> Series:
+        return np.stack([run.columns[column][at[chosen]] for run, at in zip(runs, positions, strict=True)])
+
+    y: dict[str, CurveValues] = {}
+    for column in Y_COLUMNS:
+        values = stack(column)
+        if not np.isfinite(values).any():
+            continue
+        y[column] = {"mean": round_significant(values.mean(axis=0))}
+        if len(runs) > 1:
+            low, high = mean_interval(values)
+            y[column] |= {"low": round_significant(low), "high": round_significant(high)}
+        elif column == "node_accuracy_mean":
+            y[column] |= {"low": round_significant(stack("node_accuracy_min")[0]), "high": y[column]["mean"]}
+    return {
+        "setting": grouped.settings.index(group.setting), "algorithm": group.algorithm, "label": group.label,
+        "seeds": len(runs), "status": ", ".join(sorted({run.status for run in runs} - {"finished"})), "failed": False,
+        "x": {column: round_significant(stack(column).mean(axis=0), 5) for column in X_COLUMNS}, "y": y,
+        "reached": reached,
+    }
+
+
+def _build_failed_curve(grouped: GroupedRuns, group: SeedGroup, run: RunData) -> Curve:
+    """Return the curve of a run that diverged or failed, up to its last evaluation."""
+    chosen = thin_indices(len(run.records), MAX_POINTS)
+    return {
+        "setting": grouped.settings.index(group.setting), "algorithm": group.algorithm, "label": group.label,
+        "seeds": 1, "status": f"{run.status} after round {int(run.columns['round'][-1])}", "failed": True,
+        "x": {column: round_significant(run.columns[column][chosen], 5) for column in X_COLUMNS},
+        "y": {
+            column: {"mean": round_significant(run.columns[column][chosen])}
+            for column in Y_COLUMNS if np.isfinite(run.columns[column]).any()
+        },
+        "reached": None,
+    }
+
+
+def _find_common_rounds(runs: Sequence[RunData]) -> list[NDArray[np.int64]]:
+    """Return for each run the positions of the evaluations that all of them have."""
     rounds = runs[0].columns["round"]
     for run in runs[1:]:
         rounds = np.intersect1d(rounds, run.columns["round"], assume_unique=True)
     return [np.searchsorted(run.columns["round"], rounds).astype(np.int64) for run in runs]
 
 
-def _mean(ordered: Ordered, cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
-    places = common(runs)
-    length = len(places[0])
-    hit = _crossing(cell, runs)
-    keep = [int(np.argmin(np.abs(runs[0].columns["round"][places[0]] - hit["round"])))] if hit and length else []
-    chosen = thin(length, POINTS, keep)
-
-    def rows(column: str) -> Series:
-        return np.stack([run.columns[column][at[chosen]] for run, at in zip(runs, places, strict=True)])
-
-    y: dict[str, Any] = {}
-    for column in DRAWN:
-        values = rows(column)
-        if not np.isfinite(values).any():
-            continue
-        y[column] = {"v": rounded(values.mean(axis=0))}
-        if len(runs) > 1:
-            low, high = band(values)
-            y[column] |= {"lo": rounded(low), "hi": rounded(high)}
-        elif column == "node_accuracy_mean":
-            y[column] |= {"lo": rounded(rows("node_accuracy_min")[0]), "hi": y[column]["v"]}
-    x = {column: rounded(rows(column).mean(axis=0), 5) for column in AGAINST}
-    statuses = sorted({run.status for run in runs} - {"finished"})
-    return {**_about(ordered, cell), "seeds": len(runs), "state": ", ".join(statuses), "x": x, "y": y, "hit": hit}
-
-
-def _single(ordered: Ordered, cell: Cell, run: Run) -> dict[str, Any]:
-    """A run that went wrong, to where it came."""
-    chosen = thin(len(run.records), POINTS)
-    y = {
-        column: {"v": rounded(run.columns[column][chosen])}
-        for column in DRAWN if np.isfinite(run.columns[column]).any()
-    }
-    x = {column: rounded(run.columns[column][chosen], 5) for column in AGAINST}
-    state = f"{run.status} after round {int(run.columns['round'][-1])}"
-    return {**_about(ordered, cell), "seeds": 1, "state": state, "bad": True, "x": x, "y": y, "hit": None}
-
-
-def _about(ordered: Ordered, cell: Cell) -> dict[str, Any]:
-    return {"s": ordered.settings.index(cell.setting), "a": cell.algorithm, "l": cell.label}
-
-
-def _crossing(cell: Cell, runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Where the target was reached, mean over seeds; none unless all of them did."""
-    hits = [cell.setting.target.reached(run.records) for run in runs]
-    if any(hit is None for hit in hits):
+def _find_target_point(group: SeedGroup, runs: Sequence[RunData]) -> dict[str, Any] | None:
+    """Return where the target was reached, as a mean over seeds; None unless all of them reached it."""
+    target = group.setting.target
+    records = [target.find_first(run.records) for run in runs]
+    if any(record is None for record in records):
         return None
-    keys = (*AGAINST, cell.setting.target.metric)
-    means = [float(np.mean([hit[key] for hit in hits if hit])) for key in keys]
-    return {key: rounded([value], 6)[0] for key, value in zip((*AGAINST, "y"), means, strict=True)}
+    means = [float(np.mean([record[key] for record in records if record])) for key in (*X_COLUMNS, target.metric)]
+    return dict(zip((*X_COLUMNS, "y"), round_significant(means, 6), strict=True))
 
 
-def panels(ordered: Ordered) -> list[dict[str, Any]]:
-    """A panel per setting, with its spectral gap and its target."""
+def build_panels(runs: GroupedRuns) -> list[dict[str, Any]]:
+    """Return a panel per setting, with its spectral gap and its target."""
     return [
         {
-            "label": ordered.label(setting), "task": setting.task, "gap": gap_of(ordered, setting),
+            "label": runs.label_setting(setting), "task": setting.task, "gap": mean_spectral_gap(runs, setting),
             "target": [setting.target.metric, setting.target.level],
         }
-        for setting in ordered.settings
+        for setting in runs.settings
     ]
 
 
-def gap_of(ordered: Ordered, setting: Setting) -> float | None:
-    """ρ of the setting's graph; the mean where seeds draw different graphs."""
+def mean_spectral_gap(runs: GroupedRuns, setting: ComparisonSetting) -> float | None:
+    """Return ρ of the setting's graph; the mean where each seed has its own random graph."""
     gaps = [
-        run.network["spectral_gap"] for cell in ordered.within(setting) for run in cell.runs
-        if run.network and run.network["spectral_gap"] and run.network["nodes"] > 1
+        run.network.spectral_gap for group in runs.in_setting(setting) for run in group.runs
+        if run.network and run.network.spectral_gap and run.network.nodes > 1
     ]
     return float(f"{np.mean(gaps):.5g}") if gaps else None
 
 
-def incidents(ordered: Ordered) -> list[dict[str, Any]]:
-    """What happened on the way, with the place on each horizontal axis where it did."""
-    found = []
-    for cell in ordered.cells:
-        for run in cell.runs:
+def list_incidents(runs: GroupedRuns) -> list[dict[str, Any]]:
+    """Return lost and replaced workers, divergence and failure, with their position on each horizontal axis."""
+    incidents = []
+    for group in runs.seed_groups:
+        for run in group.runs:
             for incident in run.incidents:
                 at = int(np.searchsorted(run.columns["round"], incident.round, side="right")) - 1
-                x = {c: rounded(run.columns[c][[max(at, 0)]], 5)[0] if run.records else 0 for c in AGAINST}
-                found.append({
-                    **_about(ordered, cell), "kind": incident.kind, "text": incident.text,
-                    "who": ordered.tell_run(cell, run), "folder": str(run.folder),
-                    "x": {**x, "round": incident.round},
+                x = {
+                    column: round_significant(run.columns[column][[max(at, 0)]], 5)[0] if run.records else 0
+                    for column in X_COLUMNS
+                }
+                incidents.append({
+                    "setting": runs.settings.index(group.setting), "algorithm": group.algorithm, "kind": incident.kind,
+                    "text": incident.text, "run": runs.label_run(group, run), "x": {**x, "round": incident.round},
                 })
-    return found
+    return incidents

@@ -1,35 +1,39 @@
-"""The report's figures on matplotlib axes, in the widths of a two-column page."""
+"""Draw the report's figures with matplotlib, in the widths of a two-column page."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dbo.dashboards.charts import curves, nodes
-from dbo.dashboards.charts.sensitivity import sensitivity
-from dbo.dashboards.groups import Ordered
-from dbo.dashboards.load import Series
-from dbo.dashboards.palette import look, shades
+from dbo.dashboards.charts import nodes
+from dbo.dashboards.charts.curves import AXIS_TITLES, Curve, build_curves, list_incidents, mean_spectral_gap
+from dbo.dashboards.charts.sensitivity import SensitivityPanel, build_sensitivity_panels
+from dbo.dashboards.groups import GroupedRuns
+from dbo.dashboards.load import RunData, Series
+from dbo.dashboards.palette import get_style, sample_scale
+from dbo.dashboards.topology import draw_graph, has_graph
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMN, PAGE = 3.3, 6.9       # inches: one column of a two-column page, and both
-Curve = Mapping[str, Any]
-Named = Iterator[tuple[str, "Figure"]]
-_MARKS = {"lost": "v", "recovered": "^", "diverged": "X", "failed": "s"}
+COLUMN_WIDTH, PAGE_WIDTH = 3.3, 6.9       # inches: one column of a two-column page, and both
+_INCIDENT_MARKERS = {"lost": "v", "recovered": "^", "diverged": "X", "failed": "s"}
+_MANY_CURVES = 16                         # in one panel: thinner lines, no shades
+_LOG_AXIS_RATIO = 6                       # costs that differ by more than this go on a log axis
+_MAX_BARS = 24
+NamedFigures = Iterator[tuple[str, "Figure"]]
 
 
-def new(
+def create_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, *, left: float = 0.58, right: float = 0.1,
-    bottom: float = 0.42, top: float = 0.1, gaps: tuple[float, float] = (0.3, 0.3), **more: Any,
+    bottom: float = 0.42, top: float = 0.1, gaps: tuple[float, float] = (0.3, 0.3), **options: Any,
 ) -> tuple["Figure", Any]:
-    """A figure with margins and gaps (across, down) in inches; to search for a layout costs more than to draw."""
+    """Return a figure with margins and gaps (across, down) in inches; automatic layouts take longer than drawing."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
-    axes = figure.subplots(rows, columns, squeeze=False, **more)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
     across = (width - left - right - gaps[0] * (columns - 1)) / columns
     down = (height - top - bottom - gaps[1] * (rows - 1)) / rows
     figure.subplots_adjust(
@@ -38,170 +42,179 @@ def new(
     return figure, axes
 
 
-def _accuracy(ordered: Ordered) -> Named:
-    for against, name in (("comm_mb", "mb"), ("seconds", "seconds"), ("round", "rounds")):
-        yield from _curves(ordered, f"accuracy-{name}", "node_accuracy_mean", against)
+def _draw_accuracy(runs: GroupedRuns) -> NamedFigures:
+    for x, name in (("comm_mb", "mb"), ("seconds", "seconds"), ("round", "rounds")):
+        yield from _draw_curve_panels(runs, f"accuracy-{name}", x, "node_accuracy_mean")
 
 
-def _loss(ordered: Ordered) -> Named:
-    column = "test_loss" if ordered.has("test_loss") else "upper_loss"
-    for against, name in (("comm_mb", "mb"), ("round", "rounds")):
-        yield from _curves(ordered, f"loss-{name}", column, against)
+def _draw_loss(runs: GroupedRuns) -> NamedFigures:
+    y = "test_loss" if runs.has_column("test_loss") else "upper_loss"
+    for x, name in (("comm_mb", "mb"), ("round", "rounds")):
+        yield from _draw_curve_panels(runs, f"loss-{name}", x, y)
 
 
-def _consensus(ordered: Ordered) -> Named:
+def _draw_consensus(runs: GroupedRuns) -> NamedFigures:
     for variable in ("x", "y"):
-        yield from _curves(ordered, f"consensus-{variable}", f"consensus_{variable}", "round", log=True)
+        yield from _draw_curve_panels(runs, f"consensus-{variable}", "round", f"consensus_{variable}", log_y=True)
 
 
-def _curves(ordered: Ordered, name: str, y: str, against: str, log: bool = False) -> Named:
-    """A panel per setting in the report's order; one legend."""
-    drawn = [curve for curve in curves.curves(ordered) if y in curve["y"]]
-    if log:
-        drawn = [curve for curve in drawn if any((v or 0) > 0 for v in curve["y"][y]["v"])]
-    if not drawn:
+def _draw_curve_panels(runs: GroupedRuns, name: str, x: str, y: str, log_y: bool = False) -> NamedFigures:
+    """Draw a panel per setting in the report's order, with one legend."""
+    curves = [curve for curve in build_curves(runs) if y in curve["y"]]
+    if log_y:
+        curves = [curve for curve in curves if any((value or 0) > 0 for value in curve["y"][y]["mean"])]
+    if not curves:
         return
-    panels = sorted({curve["s"] for curve in drawn})
-    graphs = len({setting.topology for setting in ordered.settings})
-    wide = 1 if len(panels) == 1 else min(3, graphs if graphs > 1 else len(panels))
-    rows = -(-len(panels) // wide)
-    single = len(panels) == 1
-    figure, axes = new(
-        COLUMN if wide == 1 else PAGE, 2.3 if single else 0.4 + 1.75 * rows, rows, wide, top=0.1 if single else 0.25,
-        gaps=(0.15, 0.32), sharex=True, sharey=True,
+    numbers = sorted({curve["setting"] for curve in curves})
+    is_single = len(numbers) == 1
+    topologies = len({setting.topology for setting in runs.settings})
+    columns = 1 if is_single else min(3, topologies if topologies > 1 else len(numbers))
+    rows = -(-len(numbers) // columns)
+    figure, axes = create_figure(
+        COLUMN_WIDTH if columns == 1 else PAGE_WIDTH, 2.3 if is_single else 0.4 + 1.75 * rows, rows, columns,
+        top=0.1 if is_single else 0.25, gaps=(0.15, 0.32), sharex=True, sharey=True,
     )
-    log_x = spread_out(drawn, against)
-    for number, axis in enumerate(axes.flat):
-        if number >= len(panels):
+    log_x = needs_log_axis(curves, x)
+    for position, axis in enumerate(axes.flat):
+        if position >= len(numbers):
             axis.set_visible(False)
             continue
-        setting = ordered.settings[panels[number]]
-        mine = [curve for curve in drawn if curve["s"] == panels[number]]
-        for curve in mine:
-            line(axis, curve, y, against, log_x=log_x, log_y=log, crowd=len(mine) > 16, ring=setting.target.metric == y)
-        if log:
-            axis.set_yscale("log")
-            _rate(axis, mine, y, curves.gap_of(ordered, setting))
-        if setting.target.metric == y:
-            axis.axhline(setting.target.level, color="0.4", linewidth=0.6, linestyle=":")
-        _incidents(axis, ordered, panels[number], against)
-        axis.grid(visible=True)
-        axis.set_title("" if single else ordered.label(setting))
-        if number >= len(panels) - wide:
-            axis.set_xlabel(curves.NAMES[against])
+        _draw_curve_panel(axis, runs, numbers[position], curves, x, y, log_x, log_y)
+        axis.set_title("" if is_single else runs.label_setting(runs.settings[numbers[position]]))
+        if position >= len(numbers) - columns:
+            axis.set_xlabel(AXIS_TITLES[x])
             axis.tick_params(labelbottom=True)
-        if number % wide == 0:
-            axis.set_ylabel(curves.NAMES[y])
+        if position % columns == 0:
+            axis.set_ylabel(AXIS_TITLES[y])
     if log_x:
-        log_axis(axes.flat[0])
-    legend(axes.flat[0], [curve["a"] for curve in drawn], "(1 − ρ)$^t$" if log else None)
+        set_log_axis(axes.flat[0])
+    add_legend(axes.flat[0], [curve["algorithm"] for curve in curves], "(1 − ρ)$^t$" if log_y else None)
     yield name, figure
 
 
-def line(
-    axis: "Axes", curve: Curve, y: str, against: str, *, log_x: bool, log_y: bool = False, crowd: bool = False,
-    ring: bool = False,
+def _draw_curve_panel(
+    axis: "Axes", runs: GroupedRuns, number: int, curves: Sequence[Curve], x: str, y: str, log_x: bool, log_y: bool
 ) -> None:
-    """A curve with its shade; what a log axis cannot show is left out."""
-    drawn, values = look(curve["a"]), curve["y"][y]
-    x, v = _array(curve["x"][against]), _array(values["v"])
-    keep = (x > 0 if log_x else np.isfinite(x)) & (v > 0 if log_y else np.isfinite(v))
-    x, v = x[keep], v[keep]
-    style: dict[str, Any] = {"color": drawn.light, "linestyle": drawn.linestyle, "linewidth": 0.7 if crowd else 1.2}
-    if len(x) < 2:
-        style |= {"marker": "o", "markersize": 3}
-    axis.plot(x, v, **style)
-    if "lo" in values and not crowd:
-        low, high = _array(values["lo"])[keep], _array(values["hi"])[keep]
-        axis.fill_between(x, low, high, color=drawn.light, alpha=0.13, linewidth=0)
-    if curve.get("bad"):
-        axis.plot(x[-1:], v[-1:], "x", color=drawn.light, markersize=5)
-    hit = curve["hit"]
-    if ring and hit and (hit[against] > 0 or not log_x):
-        axis.plot([hit[against]], [hit["y"]], "o", markersize=3.5, markerfacecolor="white", markeredgecolor=drawn.light)
+    setting, mine = runs.settings[number], [curve for curve in curves if curve["setting"] == number]
+    is_target = setting.target.metric == y
+    for curve in mine:
+        draw_curve(
+            axis, curve, x, y, log_x=log_x, log_y=log_y, is_crowded=len(mine) > _MANY_CURVES, mark_target=is_target
+        )
+    if log_y:
+        axis.set_yscale("log")
+        _draw_averaging_rate(axis, mine, y, mean_spectral_gap(runs, setting))
+    if is_target:
+        axis.axhline(setting.target.level, color="0.4", linewidth=0.6, linestyle=":")
+    for incident in list_incidents(runs):
+        if incident["setting"] == number:
+            axis.plot(
+                [incident["x"][x]], [0.0], _INCIDENT_MARKERS[incident["kind"]], clip_on=False, zorder=5,
+                color=get_style(incident["algorithm"]).light, markersize=4, transform=axis.get_xaxis_transform(),
+                markeredgecolor="white", markeredgewidth=0.3,
+            )
+    axis.grid(visible=True)
 
 
-def _array(values: Sequence[float | None]) -> Series:
-    return np.array(values, dtype=np.float64)
+def draw_curve(
+    axis: "Axes", curve: Curve, x: str, y: str, *, log_x: bool, log_y: bool = False, is_crowded: bool = False,
+    mark_target: bool = False,
+) -> None:
+    """Draw a curve with its shade, without the points that a log axis cannot show."""
+    style, values = get_style(curve["algorithm"]), curve["y"][y]
+    xs, ys = _to_array(curve["x"][x]), _to_array(values["mean"])
+    keep = (xs > 0 if log_x else np.isfinite(xs)) & (ys > 0 if log_y else np.isfinite(ys))
+    xs, ys = xs[keep], ys[keep]
+    axis.plot(
+        xs, ys, color=style.light, linestyle=style.linestyle, linewidth=0.7 if is_crowded else 1.2,
+        marker="o" if len(xs) < 2 else None, markersize=3,
+    )
+    if "low" in values and not is_crowded:
+        low, high = _to_array(values["low"])[keep], _to_array(values["high"])[keep]
+        axis.fill_between(xs, low, high, color=style.light, alpha=0.13, linewidth=0)
+    if curve["failed"]:
+        axis.plot(xs[-1:], ys[-1:], "x", color=style.light, markersize=5)
+    reached = curve["reached"]
+    if mark_target and reached and ((reached[x] or 0) > 0 or not log_x):
+        axis.plot(
+            *_to_array([reached[x], reached["y"]]).reshape(2, 1), "o", markersize=3.5, markerfacecolor="white",
+            markeredgecolor=style.light,
+        )
 
 
-def spread_out(curves: Sequence[Curve], against: str) -> bool:
-    """Where prices differ by more than a few times, both the first and the last round are to be seen: a log axis."""
-    ends = [end for curve in curves if (end := max(curve["x"][against], default=0))]
-    return against != "round" and bool(ends) and max(ends) / min(ends) > 6
+def needs_log_axis(curves: Sequence[Curve], x: str) -> bool:
+    """Decide whether costs differ so much that a linear axis would hide the cheapest curves."""
+    ends = [end for curve in curves if (end := max(value or 0 for value in curve["x"][x] or [0]))]
+    return x != "round" and bool(ends) and max(ends) / min(ends) > _LOG_AXIS_RATIO
 
 
-def log_axis(axis: "Axes") -> None:
+def set_log_axis(axis: "Axes") -> None:
+    """Make the horizontal axis logarithmic, with plain numbers as labels."""
     from matplotlib.ticker import FuncFormatter
 
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _rate(axis: "Axes", curves: Sequence[Curve], y: str, gap: float | None) -> None:
-    """(1 − ρ)^t from the largest error at the left edge."""
-    values = np.concatenate([_array(curve["y"][y]["v"]) for curve in curves])
-    rounds = np.concatenate([_array(curve["x"]["round"]) for curve in curves])
-    there = np.isfinite(values) & (values > 0)
-    if gap is None or not there.any() or gap >= 1:
+def _draw_averaging_rate(axis: "Axes", curves: Sequence[Curve], y: str, gap: float | None) -> None:
+    """Draw (1 − ρ)^t from the largest error at the left edge."""
+    values = np.concatenate([_to_array(curve["y"][y]["mean"]) for curve in curves])
+    rounds = np.concatenate([_to_array(curve["x"]["round"]) for curve in curves])
+    positive = np.isfinite(values) & (values > 0)
+    if gap is None or not positive.any() or gap >= 1:
         return
-    first, last, top, low = rounds[there].min(), rounds[there].max(), values[there].max(), values[there].min()
-    end = min(last, first + np.log(low / top) / np.log(1 - gap))
+    rounds, values = rounds[positive], values[positive]
+    first, top = rounds.min(), values.max()
+    end = min(rounds.max(), first + np.log(values.min() / top) / np.log(1 - gap))
     axis.plot([first, end], [top, top * (1 - gap) ** (end - first)], color="0.45", linestyle="-.", linewidth=0.9)
 
 
-def _incidents(axis: "Axes", ordered: Ordered, panel: int, against: str) -> None:
-    """Marks on the lower edge."""
-    for incident in curves.incidents(ordered):
-        if incident["s"] == panel:
-            axis.plot(
-                [incident["x"][against]], [0.0], _MARKS[incident["kind"]], color=look(incident["a"]).light,
-                markersize=4, clip_on=False, transform=axis.get_xaxis_transform(), zorder=5, markeredgecolor="white",
-                markeredgewidth=0.3,
-            )
-
-
-def legend(axis: "Axes", algorithms: Sequence[str], rate: str | None = None) -> None:
-    """A line per algorithm."""
+def add_legend(axis: "Axes", algorithms: Sequence[str], rate: str | None = None) -> None:
+    """Add a legend with a line per algorithm, and one for the averaging rate."""
     from matplotlib.lines import Line2D
 
-    names = list(dict.fromkeys(algorithms))
-    handles = [Line2D([], [], color=look(n).light, linestyle=look(n).linestyle, label=n) for n in names]
+    handles = [
+        Line2D([], [], color=get_style(name).light, linestyle=get_style(name).linestyle, label=name)
+        for name in dict.fromkeys(algorithms)
+    ]
     if rate:
         handles.append(Line2D([], [], color="0.45", linestyle="-.", linewidth=0.9, label=rate))
     axis.legend(handles=handles, frameon=False, handlelength=1.8, borderaxespad=0.2, labelspacing=0.3)
 
 
-def _sensitivity(ordered: Ordered) -> Named:
-    panels = sensitivity(ordered)[:6]
+def _draw_sensitivity(runs: GroupedRuns) -> NamedFigures:
+    panels = build_sensitivity_panels(runs)[:6]
     if not panels:
         return
-    wide = min(3, len(panels))
-    blocks = -(-len(panels) // wide)
-    figure, axes = new(COLUMN if wide == 1 else PAGE, 2.9 * blocks, 2 * blocks, wide, gaps=(0.45, 0.42))
+    columns = min(3, len(panels))
+    blocks = -(-len(panels) // columns)
+    width = COLUMN_WIDTH if columns == 1 else PAGE_WIDTH
+    figure, axes = create_figure(width, 2.9 * blocks, 2 * blocks, columns, gaps=(0.45, 0.42))
     for axis in axes.flat:
         axis.set_visible(False)
     for number, panel in enumerate(panels):
-        row, column = 2 * (number // wide), number % wide
-        for axis, key in ((axes[row][column], "final"), (axes[row + 1][column], "mb")):
+        row, column = 2 * (number // columns), number % columns
+        upper, lower = axes[row][column], axes[row + 1][column]
+        for axis in (upper, lower):
             axis.set_visible(True)
-            _parameter(axis, panel, key)
-            if column == 0:
-                what = "upper loss" if panel["metric"] == "upper_loss" else "accuracy"
-                axis.set_ylabel("MB to target" if key == "mb" else what)
-        axes[row + 1][column].set_ylim(bottom=0)
-        axes[row + 1][column].set_xlabel(panel["title"].split(",")[0])
+        _draw_parameter(upper, panel, "final")
+        _draw_parameter(lower, panel, "mb")
+        lower.set_ylim(bottom=0)
+        lower.set_xlabel(panel["title"].split(",")[0])
+        if column == 0:
+            upper.set_ylabel(panel["metric"])
+            lower.set_ylabel("MB to target")
     yield "sensitivity", figure
 
 
-def _parameter(axis: "Axes", panel: Mapping[str, Any], key: str) -> None:
-    points = [point for point in panel["points"] if point[key]]
-    x, middle = [point["value"] for point in points], _array([point[key][0] for point in points])
-    low, high = (_array([point[key][side] for point in points]) for side in (1, 2))
-    spread = np.nan_to_num(np.stack([middle - low, high - middle])) if points else None
-    drawn = look(panel["a"])
+def _draw_parameter(axis: "Axes", panel: SensitivityPanel, key: Literal["final", "mb"]) -> None:
+    xs = [point["value"] for point in panel["points"] if point[key]]
+    estimates = np.array([point[key] for point in panel["points"] if point[key]], dtype=np.float64).reshape(-1, 3)
+    mean, low, high = estimates.T
+    style = get_style(panel["algorithm"])
     axis.errorbar(
-        x, middle, yerr=spread, color=drawn.light, marker="o", markersize=3, capsize=2, linestyle=drawn.linestyle
+        xs, mean, yerr=np.nan_to_num(np.stack([mean - low, high - mean])) if xs else None, color=style.light,
+        marker="o", markersize=3, capsize=2, linestyle=style.linestyle,
     )
     values = [point["value"] for point in panel["points"]]
     if min(values) > 0 and max(values) / min(values) >= 8:
@@ -211,69 +224,72 @@ def _parameter(axis: "Axes", panel: Mapping[str, Any], key: str) -> None:
     axis.grid(visible=True)
 
 
-def _bars(stack: Mapping[str, Any] | None, name: str, unit: str) -> Named:
-    if stack is None:
+def _draw_bars(bars: nodes.StackedBars | None, name: str, unit: str) -> NamedFigures:
+    if bars is None:
         return
-    count = min(len(stack["who"]), 24)
-    names = [who if len(who) < 34 else who[:32] + "…" for who in stack["who"][:count]]
-    top, left = 0.16 * -(-len(stack["names"]) // 4) + 0.08, min(1.9, 0.15 + 0.058 * max(map(len, names)))
-    figure, axes = new(COLUMN, 0.45 + top + 0.21 * count, left=left, top=top)
-    axis, begin = axes[0][0], np.zeros(count)
-    for tint, part in zip(shades(len(stack["names"])), stack["names"], strict=True):
-        values = np.nan_to_num(_array(stack["values"][part][:count]))
+    labels = [label if len(label) < 34 else label[:32] + "…" for label in bars["labels"][:_MAX_BARS]]
+    count = len(labels)
+    top, left = 0.16 * -(-len(bars["names"]) // 4) + 0.08, min(1.9, 0.15 + 0.058 * max(map(len, labels)))
+    figure, axes = create_figure(COLUMN_WIDTH, 0.45 + top + 0.21 * count, left=left, top=top)
+    axis, starts = axes[0][0], np.zeros(count)
+    for colour, part in zip(sample_scale(len(bars["names"])), bars["names"], strict=True):
+        values = np.nan_to_num(_to_array(bars["values"][part][:count]))
         axis.barh(
-            range(count), values, left=begin, height=0.68, color=tint, label=part, edgecolor="white", linewidth=0.3
+            range(count), values, left=starts, height=0.68, color=colour, label=part, edgecolor="white", linewidth=0.3
         )
-        begin = begin + values
-    axis.set_yticks(range(count), names)
+        starts = starts + values
+    axis.set_yticks(range(count), labels)
     axis.invert_yaxis()
     axis.set_xlabel(unit)
     axis.legend(
-        frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5 - left / 2 / (COLUMN - left), 1.0),
+        frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5 - left / 2 / (COLUMN_WIDTH - left), 1.0),
         handlelength=0.8, columnspacing=0.9, fontsize=6.5,
     )
     yield name, figure
 
 
-def _nodes(ordered: Ordered) -> Named:
-    for run in nodes.heat(ordered)[:1]:
-        figure, axes = new(COLUMN, 2.0, top=0.25)
+def _draw_heatmap(runs: GroupedRuns) -> NamedFigures:
+    for heatmap in nodes.build_heatmaps(runs)[:1]:
+        figure, axes = create_figure(COLUMN_WIDTH, 2.0, top=0.25)
         axis = axes[0][0]
         mesh = axis.pcolormesh(
-            run["rounds"], run["nodes"], [_array(row) for row in run["z"]], cmap="cividis", shading="nearest",
-            rasterized=True,
+            heatmap["rounds"], heatmap["nodes"], [_to_array(row) for row in heatmap["accuracy"]], cmap="cividis",
+            shading="nearest", rasterized=True,
         )
-        axis.set(xlabel="round", ylabel="node", title=run["who"])
+        axis.set(xlabel="round", ylabel="node", title=heatmap["run"])
         axis.invert_yaxis()
         figure.colorbar(mesh, ax=axis, label="accuracy")
         yield "nodes", figure
 
 
-def _topology(ordered: Ordered) -> Named:
-    from dbo.dashboards.topology import draw
-
-    seen: dict[str, tuple[str, Any]] = {}
-    for cell, run in nodes.chosen(ordered):
-        if nodes.drawable(run) and run.network is not None:
-            title = f"{cell.setting.topology}, ρ = {run.network['spectral_gap'] or 0:.3g}"
-            seen.setdefault(repr(run.network["edges"]), (title, run))
-    if not seen:
+def _draw_topology(runs: GroupedRuns) -> NamedFigures:
+    graphs: dict[str, tuple[str, RunData]] = {}
+    for group, run in nodes.select_runs(runs):
+        if has_graph(run) and run.network is not None:
+            title = f"{group.setting.topology}, ρ = {run.network.spectral_gap or 0:.3g}"
+            graphs.setdefault(repr(run.network.edges), (title, run))
+    if not graphs:
         return
-    shown = list(seen.values())[:3]
-    figure, axes = new(
-        COLUMN if len(shown) == 1 else PAGE, 2.3, 1, len(shown), left=0.05, right=0.35 if len(shown) == 1 else 0.6,
+    shown = list(graphs.values())[:3]
+    is_single = len(shown) == 1
+    figure, axes = create_figure(
+        COLUMN_WIDTH if is_single else PAGE_WIDTH, 2.3, 1, len(shown), left=0.05, right=0.35 if is_single else 0.6,
         bottom=0.05, top=0.35,
     )
     for axis, (title, run) in zip(axes.flat, shown, strict=True):
-        bar = figure.colorbar(draw(axis, run, 0.8), ax=axis, shrink=0.8)
+        bar = figure.colorbar(draw_graph(axis, run, 0.8), ax=axis, shrink=0.8)
         axis.set_title(f"{title}\n{run.algorithm}, round {int(run.columns['round'][-1])}", fontsize=7)
     bar.set_label("distance of x to the mean")
     yield "topology", figure
 
 
-DRAWERS: dict[str, Callable[[Ordered], Named]] = {
-    "accuracy": _accuracy, "loss": _loss, "sensitivity": _sensitivity, "consensus": _consensus,
-    "channels": lambda ordered: _bars(nodes.channels(ordered), "channels", "MB broadcast"),
-    "oracles": lambda ordered: _bars(nodes.oracles(ordered), "oracles", "oracle calls of one node"),
-    "nodes": _nodes, "topology": _topology,
+def _to_array(values: Sequence[float | None]) -> Series:
+    return np.array(values, dtype=np.float64)
+
+
+DRAWERS: dict[str, Callable[[GroupedRuns], NamedFigures]] = {
+    "accuracy": _draw_accuracy, "loss": _draw_loss, "sensitivity": _draw_sensitivity, "consensus": _draw_consensus,
+    "channels": lambda runs: _draw_bars(nodes.stack_channels(runs), "channels", "MB broadcast"),
+    "oracles": lambda runs: _draw_bars(nodes.stack_oracle_calls(runs), "oracles", "oracle calls per node"),
+    "nodes": _draw_heatmap, "topology": _draw_topology,
 }

@@ -1,105 +1,119 @@
-"""What nodes did: accuracy by node and round, the graph with its traffic, bytes by channel, oracle calls."""
+"""Build the charts of single nodes: accuracy by node and round, graph with traffic, bytes by channel, oracle calls."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from dbo.dashboards.estimates import rounded, thin
-from dbo.dashboards.groups import Cell, Ordered
-from dbo.dashboards.load import Run
-from dbo.dashboards.topology import DRAWN, places
+from dbo.dashboards.charts.curves import Numbers
+from dbo.dashboards.groups import GroupedRuns, SeedGroup
+from dbo.dashboards.load import RunData
+from dbo.dashboards.number_format import round_significant, thin_indices
+from dbo.dashboards.topology import compute_layout, has_graph
 
-_RUNS = 60              # runs whose nodes can be looked at one by one
-_COLUMNS, _STEPS, _ROWS = 200, 60, 64
-_BUDGET = 200_000       # numbers in all heat maps together, and in all graphs
-ORACLES = (("gradient_calls", "gradients"), ("hvp_calls", "Hessian-vector"), ("jvp_calls", "Jacobian-vector"))
-
-
-def chosen(ordered: Ordered) -> list[tuple[Cell, Run]]:
-    """Runs to look at node by node: the first seed of every cell, then the others, as many as a page carries."""
-    pairs = [(cell, run) for number in range(ordered.seeds) for cell in ordered.cells for run in cell.runs[number:][:1]]
-    return [(cell, run) for cell, run in pairs if run.nodes is not None][:_RUNS]
+_MAX_RUNS = 60                  # runs whose nodes a page can show one by one
+_MAX_ROUNDS, _MAX_NODES, _MAX_STEPS = 200, 64, 60
+_MAX_NUMBERS = 200_000          # in all heat maps together, and in all graphs
+_ORACLES = {"gradient_calls": "gradients", "hvp_calls": "Hessian-vector", "jvp_calls": "Jacobian-vector"}
 
 
-def heat(ordered: Ordered) -> list[dict[str, Any]]:
-    """Accuracy of each node's own model at each evaluation."""
-    pairs = [(cell, run) for cell, run in chosen(ordered) if run.nodes and run.nodes.accuracy is not None]
-    found = []
-    for cell, run in pairs:
+class StackedBars(TypedDict):
+    """One bar per group of seeds, stacked from named parts; JSON of the page."""
+
+    labels: list[str]
+    algorithms: list[str]
+    names: list[str]                 # of the parts
+    values: dict[str, Numbers]       # by part: a value per bar
+
+
+class _Bar(NamedTuple):
+    label: str
+    algorithm: str
+    parts: Mapping[str, float]
+
+
+def select_runs(runs: GroupedRuns) -> list[tuple[SeedGroup, RunData]]:
+    """Return the runs to show node by node: the first seed of every group, then the others, up to a limit."""
+    pairs = [
+        (group, run) for number in range(runs.max_seeds) for group in runs.seed_groups
+        for run in group.runs[number : number + 1]
+    ]
+    return [(group, run) for group, run in pairs if run.nodes is not None][:_MAX_RUNS]
+
+
+def build_heatmaps(runs: GroupedRuns) -> list[dict[str, Any]]:
+    """Return per run the accuracy of each node's own model at each evaluation."""
+    pairs = [(group, run) for group, run in select_runs(runs) if run.nodes and run.nodes.accuracy is not None]
+    heatmaps = []
+    for group, run in pairs:
         assert run.nodes is not None
         assert run.nodes.accuracy is not None
-        rows = thin(run.nodes.accuracy.shape[1], _ROWS)
-        columns = thin(len(run.nodes.rounds), max(20, min(_COLUMNS, _BUDGET // (len(pairs) * len(rows)))))
-        values = run.nodes.accuracy[columns][:, rows]
-        found.append({
-            "who": ordered.tell_run(cell, run), "rounds": run.nodes.rounds[columns].tolist(), "nodes": rows.tolist(),
-            "of": run.nodes.accuracy.shape[1], "z": [rounded(row, 3) for row in values.T],
+        nodes = thin_indices(run.nodes.accuracy.shape[1], _MAX_NODES)
+        limit = max(20, min(_MAX_ROUNDS, _MAX_NUMBERS // (len(pairs) * len(nodes))))
+        evaluations = thin_indices(len(run.nodes.rounds), limit)
+        values = run.nodes.accuracy[evaluations][:, nodes]
+        heatmaps.append({
+            "run": runs.label_run(group, run), "rounds": run.nodes.rounds[evaluations].tolist(),
+            "nodes": nodes.tolist(), "node_count": run.nodes.accuracy.shape[1],
+            "accuracy": [round_significant(row, 3) for row in values.T],
         })
-    return found
+    return heatmaps
 
 
-def graphs(ordered: Ordered) -> dict[str, Any] | None:
-    """Where nodes lie, who is linked, and at some rounds how far nodes are from the mean and what they have sent."""
-    pairs = [(cell, run) for cell, run in chosen(ordered) if drawable(run)]
-    layouts: dict[str, int] = {}
-    drawn: list[dict[str, Any]] = []
-    found: list[dict[str, Any]] = []
-    for cell, run in pairs:
+def build_graphs(runs: GroupedRuns) -> dict[str, Any] | None:
+    """Return layouts and links, and at some rounds each node's distance to the mean and the bytes it has sent."""
+    pairs = [(group, run) for group, run in select_runs(runs) if has_graph(run)]
+    numbers: dict[str, int] = {}             # of the layouts, by their edges
+    layouts: list[dict[str, Any]] = []
+    graphs: list[dict[str, Any]] = []
+    for group, run in pairs:
         assert run.nodes is not None
         assert run.network is not None
-        if (key := repr(run.network["edges"])) not in layouts:
-            layouts[key] = len(layouts)
-            drawn.append({
-                "xy": [rounded(axis, 3) for axis in places(run.network).T], "edges": run.network["edges"],
-                "gap": run.network["spectral_gap"],
+        if (key := repr(run.network.edges)) not in numbers:
+            numbers[key] = len(layouts)
+            layouts.append({
+                "xy": [round_significant(axis, 3) for axis in compute_layout(run.network).T],
+                "edges": run.network.edges, "gap": run.network.spectral_gap,
             })
-        nodes = run.nodes.apart_x.shape[1]
-        steps = thin(len(run.nodes.rounds), max(5, min(_STEPS, _BUDGET // (2 * len(pairs) * nodes))))
-        found.append({
-            "who": ordered.tell_run(cell, run), "layout": layouts[key], "rounds": run.nodes.rounds[steps].tolist(),
-            "apart": [rounded(row, 3) for row in run.nodes.apart_x[steps]],
-            "bytes": [rounded(row, 4) for row in run.nodes.bytes[steps]],
+        limit = max(5, min(_MAX_STEPS, _MAX_NUMBERS // (2 * len(pairs) * run.nodes.distance_x.shape[1])))
+        steps = thin_indices(len(run.nodes.rounds), limit)
+        graphs.append({
+            "run": runs.label_run(group, run), "layout": numbers[key], "rounds": run.nodes.rounds[steps].tolist(),
+            "distance": [round_significant(row, 3) for row in run.nodes.distance_x[steps]],
+            "bytes": [round_significant(row, 4) for row in run.nodes.bytes[steps]],
         })
-    return {"layouts": drawn, "runs": found} if found else None
+    return {"layouts": layouts, "runs": graphs} if graphs else None
 
 
-def drawable(run: Run) -> bool:
-    """Whether the graph is there, small enough, and that on which the nodes ran."""
-    return bool(
-        run.network and run.network["edges"] and run.network["nodes"] <= DRAWN
-        and run.nodes and run.nodes.apart_x.shape[1] == run.network["nodes"]
-    )
+def stack_channels(runs: GroupedRuns) -> StackedBars | None:
+    """Return the megabytes that all nodes broadcast in a run, by channel; mean over seeds."""
+    bars = []
+    for group in runs.seed_groups:
+        totals = [run.nodes.channels for run in group.runs if run.nodes]
+        names = sorted({name for total in totals for name in total})
+        means = {name: float(np.mean([total.get(name, 0.0) for total in totals])) / 1e6 for name in names}
+        if totals:
+            bars.append(_Bar(runs.label_group(group), group.algorithm, means))
+    return _stack(bars, sorted({name for bar in bars for name in bar.parts}))
 
 
-def channels(ordered: Ordered) -> dict[str, Any] | None:
-    """Bytes that all nodes broadcast in a run, by channel; mean over seeds."""
-    bars: list[dict[str, Any]] = []
-    for cell in ordered.cells:
-        there = [run.nodes.channels for run in cell.runs if run.nodes]
-        if there:
-            names = sorted({name for one in there for name in one})
-            totals = {name: float(np.mean([one.get(name, 0.0) for one in there])) / 1e6 for name in names}
-            bars.append({"who": ordered.tell(cell), "a": cell.algorithm, "parts": totals})
-    return _stack(bars)
+def stack_oracle_calls(runs: GroupedRuns) -> StackedBars | None:
+    """Return the oracle calls of a run by kind; mean over seeds."""
+    bars = []
+    for group in runs.seed_groups:
+        values = {name: group.final_value(column) for column, name in _ORACLES.items()}
+        means = {name: value.mean for name, value in values.items() if value}
+        if means:
+            bars.append(_Bar(runs.label_group(group), group.algorithm, means))
+    return _stack(bars, list(_ORACLES.values()))
 
 
-def oracles(ordered: Ordered) -> dict[str, Any] | None:
-    """Oracle calls of a run by kind; mean over seeds."""
-    bars: list[dict[str, Any]] = []
-    for cell in ordered.cells:
-        parts = {name: cell.final(column) for column, name in ORACLES}
-        if any(parts.values()):
-            means = {name: value.mean for name, value in parts.items() if value}
-            bars.append({"who": ordered.tell(cell), "a": cell.algorithm, "parts": means})
-    return _stack(bars, [name for _, name in ORACLES])
-
-
-def _stack(bars: Sequence[dict[str, Any]], names: Sequence[str] | None = None) -> dict[str, Any] | None:
-    """Bars with their parts in one order; parts that are nothing everywhere are left out."""
-    names = names or sorted({name for bar in bars for name in bar["parts"]})
-    names = [name for name in names if any(bar["parts"].get(name) for bar in bars)]
+def _stack(bars: Sequence[_Bar], names: Sequence[str]) -> StackedBars | None:
+    """Give all bars the same parts in the same order, without parts that are zero everywhere."""
+    names = [name for name in names if any(bar.parts.get(name) for bar in bars)]
     if not names:
         return None
-    values = {name: rounded([bar["parts"].get(name, 0.0) for bar in bars]) for name in names}
-    return {"who": [bar["who"] for bar in bars], "a": [bar["a"] for bar in bars], "names": names, "values": values}
+    return {
+        "labels": [bar.label for bar in bars], "algorithms": [bar.algorithm for bar in bars], "names": names,
+        "values": {name: round_significant([bar.parts.get(name, 0.0) for bar in bars]) for name in names},
+    }

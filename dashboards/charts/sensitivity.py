@@ -1,15 +1,17 @@
-"""What a parameter does: the values of a sweep's axis against accuracy and price, beside what the paper claims."""
+"""Build the sensitivity panels: the effect of one parameter on the final metric and on the cost of the target."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
-from dbo.dashboards.estimates import Estimate, estimate, rounded, show
-from dbo.dashboards.groups import Ordered, flatten
-from dbo.dashboards.load import Run
-from dbo.platform.runs.run_folder import Target
+from dbo.dashboards.charts.curves import Numbers
+from dbo.dashboards.groups import GroupedRuns, flatten
+from dbo.dashboards.load import RunData
+from dbo.dashboards.number_format import format_number, round_significant
+from dbo.platform.runs.schema import Direction, Target, find_direction
+from dbo.platform.runs.statistics import MeanEstimate, estimate_mean
 
-# The paper's words on its sensitivity figure, and what its analysis says of the same parameter.
-_PAPER = {
+# For each parameter of the paper's sensitivity figure: its title, and what the paper claims about it.
+_PAPER_CLAIMS = {
     "algorithm.inner_steps": (
         "K, inner steps per round",
         "“An excessively large number of inner loops […] do[es] not lead to a significant increase in performance”: "
@@ -17,8 +19,8 @@ _PAPER = {
     ),
     "algorithm.compressor.ratio": (
         "compression ratio, share of entries sent",
-        "Varied in the sensitivity study, without a number in the text; the experiments send 20 % of the entries. The "
-        "analysis lets the step sizes shrink with the compression, γ_in ∝ δ_c ρ.",
+        "Varied in the sensitivity study, without a number in the text; the experiments send 20 % of the entries. In "
+        "the analysis the step sizes shrink with the compression, γ_in ∝ δ_c ρ.",
     ),
     "algorithm.lam": (
         "λ, multiplier of the penalty (σ in the paper's experiments)",
@@ -26,117 +28,140 @@ _PAPER = {
         "the error of the hypergradient falls as O(1/λ) (Lemma 1).",
     ),
 }
-_FIRST = tuple(_PAPER)
+_PAPER_KEYS = tuple(_PAPER_CLAIMS)
+_METRIC_NAMES = {"node_accuracy_mean": "accuracy", "test_accuracy": "accuracy", "upper_loss": "upper loss"}
 
 
-def sensitivity(ordered: Ordered) -> list[dict[str, Any]]:
-    """A panel per numeric parameter of which runs of one algorithm have several values."""
-    found = []
-    claims = {key: group.claim for group in ordered.gathered.groups if group.claim for key in group.axes}
-    for algorithm in ordered.algorithms:
-        runs = [run for run in ordered.runs if run.algorithm == algorithm and run.records]
-        for key in _axes(ordered, runs):
-            named = any(key in group.axes for group in ordered.gathered.groups)
-            panel = _panel(algorithm, key, _comparable(key, runs, named), claims)
+class SensitivityPoint(TypedDict):
+    """All runs with one value of the parameter."""
+
+    value: float
+    runs: int
+    failed: int
+    reached: int
+    final: Numbers | None                # mean, low, high
+    mb: Numbers | None                   # to the target: mean, low, high
+    finals: Numbers                      # one per run
+
+
+class SensitivityPanel(TypedDict):
+    """One parameter of one algorithm; JSON of the page."""
+
+    algorithm: str
+    key: str
+    title: str
+    metric: str                          # as people call it
+    target: str
+    claims: list[tuple[str, str]]        # source and text
+    measured: str
+    points: list[SensitivityPoint]
+
+
+def build_sensitivity_panels(runs: GroupedRuns) -> list[SensitivityPanel]:
+    """Return a panel per numeric parameter of which runs of one algorithm have several values."""
+    panels = []
+    axes = {key for group in runs.collection.groups for key in group.axes}
+    claims = {key: group.claim for group in runs.collection.groups if group.claim for key in group.axes}
+    for algorithm in runs.algorithms:
+        mine = [run for run in runs.runs if run.algorithm == algorithm and run.records]
+        for key in _find_varying_parameters(mine, axes):
+            panel = _build_panel(algorithm, key, _select_comparable(key, mine, key in axes), claims.get(key, ""))
             if panel is not None:
-                found.append(panel)
-    return found
+                panels.append(panel)
+    return panels
 
 
-def _axes(ordered: Ordered, runs: Sequence[Run]) -> list[str]:
-    """Axes of sweeps and parameters of the algorithm that differ; the paper's three first."""
-    flat = [flatten(run.experiment) for run in runs]
-    named = {key for group in ordered.gathered.groups for key in group.axes} - {"seed"}
-    own = {key for one in flat for key in one if key.startswith("algorithm.")}
-    varying = [key for key in sorted(named | own) if len({_number(one.get(key)) for one in flat} - {None}) > 1]
-    return sorted(varying, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
+def _find_varying_parameters(runs: Sequence[RunData], axes: set[str]) -> list[str]:
+    """Return sweep axes and parameters of the algorithm with several values; the paper's three first."""
+    experiments = [flatten(run.experiment) for run in runs]
+    own = {key for experiment in experiments for key in experiment if key.startswith("algorithm.")}
+    varying = [
+        key for key in sorted((axes - {"seed"}) | own)
+        if len({_as_number(experiment.get(key)) for experiment in experiments} - {None}) > 1
+    ]
+    return sorted(varying, key=lambda key: (_PAPER_KEYS.index(key) if key in _PAPER_KEYS else len(_PAPER_KEYS), key))
 
 
-def _panel(algorithm: str, key: str, runs: Sequence[Run], claims: Mapping[str, str]) -> dict[str, Any] | None:
-    by_value: dict[float, list[Run]] = {}
+def _select_comparable(key: str, runs: Sequence[RunData], is_axis: bool) -> list[RunData]:
+    """Return runs among which only this parameter and the seed differ: the families with the most values of it.
+
+    A search samples several parameters at once, so that there are no such families. Its axes are then shown over all
+    runs; other parameters are not shown.
+    """
+    families: dict[str, list[RunData]] = {}
     for run in runs:
-        value = _number(flatten(run.experiment).get(key))
+        rest = sorted((k, repr(v)) for k, v in flatten(run.experiment).items() if k not in (key, "seed", "name"))
+        families.setdefault(repr(rest), []).append(run)
+
+    def count_values(family: Sequence[RunData]) -> int:
+        return len({_as_number(flatten(run.experiment).get(key)) for run in family})
+
+    largest = max(count_values(family) for family in families.values())
+    if largest == 1:
+        return list(runs) if is_axis else []
+    return [run for family in families.values() if count_values(family) == largest for run in family]
+
+
+def _build_panel(algorithm: str, key: str, runs: Sequence[RunData], claim: str) -> SensitivityPanel | None:
+    by_value: dict[float, list[RunData]] = {}
+    for run in runs:
+        value = _as_number(flatten(run.experiment).get(key))
         if value is not None:
             by_value.setdefault(value, []).append(run)
     if len(by_value) < 2:
         return None
-    asked = runs[0].target.metric if runs[0].target.rising else "node_accuracy_mean"
-    column = asked if any(run.last(asked) is not None for run in runs) else "upper_loss"
-    points = []
-    for value, there in sorted(by_value.items()):
-        hits = [run.target.reached(run.records) for run in there]
-        final = estimate(run.last(column) for run in there if run.well)
-        points.append({
-            "value": value, "runs": len(there), "bad": sum(not run.well for run in there),
-            "reached": sum(hit is not None for hit in hits),
-            "final": _plain(final), "mb": _plain(estimate(hit["comm_mb"] for hit in hits if hit)),
-            "each": rounded([run.last(column) or float("nan") for run in there]),
-        })
-    title, paper = _PAPER.get(key, (key, ""))
+    target = runs[0].target
+    preferred = target.metric if target.is_maximized else "node_accuracy_mean"
+    column = preferred if any(run.last_value(preferred) is not None for run in runs) else "upper_loss"
+    points = [_build_point(value, same, column) for value, same in sorted(by_value.items())]
+    title, paper = _PAPER_CLAIMS.get(key, (key, ""))
+    metric = _METRIC_NAMES.get(column, column)
+    claims = [("The paper", paper if algorithm.startswith("c2dfb") else ""), ("Claim", claim)]
     return {
-        "a": algorithm, "key": key, "title": title, "metric": column, "target": str(runs[0].target),
-        "said": [
-            [who, text] for who, text in (
-                ("The paper", paper if algorithm.startswith("c2dfb") else ""), ("Claim", claims.get(key, "")),
-            ) if text
-        ],
-        "measured": _measured(points, column, runs[0].target), "points": points,
+        "algorithm": algorithm, "key": key, "title": title, "metric": metric, "target": str(target),
+        "claims": [(source, text) for source, text in claims if text],
+        "measured": _describe(points, metric, find_direction(column), target), "points": points,
     }
 
 
-def _comparable(key: str, runs: Sequence[Run], named: bool) -> list[Run]:
-    """Runs among which only this parameter, and the seed, differs: the families with the most values of it.
-
-    If there is none, all runs, provided that somebody named the parameter as an axis: values drawn at random.
-    """
-    def rest(run: Run) -> str:
-        flat = flatten(run.experiment)
-        return repr(sorted((k, repr(v)) for k, v in flat.items() if k not in (key, "seed", "name")))
-
-    families: dict[str, list[Run]] = {}
-    for run in runs:
-        families.setdefault(rest(run), []).append(run)
-
-    def values(family: Sequence[Run]) -> int:
-        return len({_number(flatten(run.experiment).get(key)) for run in family})
-
-    most = max(values(family) for family in families.values())
-    widest = [family for family in families.values() if values(family) == most]
-    return [run for family in widest for run in family] if most > 1 else list(runs) if named else []
+def _build_point(value: float, runs: Sequence[RunData], column: str) -> SensitivityPoint:
+    records = [run.target.find_first(run.records) for run in runs]
+    return {
+        "value": value, "runs": len(runs), "failed": sum(run.has_failed for run in runs),
+        "reached": sum(record is not None for record in records),
+        "final": _as_list(estimate_mean(run.last_value(column) for run in runs if not run.has_failed)),
+        "mb": _as_list(estimate_mean(record["comm_mb"] for record in records if record)),
+        "finals": round_significant([run.last_value(column) for run in runs]),
+    }
 
 
-def _plain(value: Estimate | None) -> list[float | int | None] | None:
-    if value is None:
-        return None
-    nan = float("nan")
-    return rounded([value.mean, nan if value.low is None else value.low, nan if value.high is None else value.high])
-
-
-def _measured(points: Sequence[Mapping[str, Any]], column: str, target: Target) -> str:
-    """The steps from value to value, in words."""
-    what = "accuracy" if "accuracy" in column else "upper loss"
-    ended = [point for point in points if point["final"]]
-    told = []
-    if len(ended) > 1:
-        better = max if what == "accuracy" else min
-        best = better(ended, key=lambda point: point["final"][0])
-        first, last = ended[0], ended[-1]
-        told.append(
-            f"{what} {show(first['final'][0])} at {first['value']:g}, {show(last['final'][0])} at {last['value']:g}; "
-            f"best {show(best['final'][0])} at {best['value']:g}"
-        )
-    priced = [point for point in points if point["mb"] and point["reached"] == point["runs"]]
-    if priced:
-        cheapest = min(priced, key=lambda point: point["mb"][0])
-        told.append(f"{target} is cheapest at {cheapest['value']:g}: {show(cheapest['mb'][0])} MB")
-    missed = [f"{point['value']:g}" for point in points if point["reached"] < point["runs"] and not point["bad"]]
+def _describe(points: Sequence[SensitivityPoint], metric: str, direction: Direction, target: Target) -> str:
+    """Describe in words how the final metric and the cost change with the parameter."""
+    finals = [(point["value"], point["final"][0] or 0.0) for point in points if point["final"]]
+    clauses = []
+    if len(finals) > 1:
+        best = (max if direction == "max" else min)(finals, key=lambda pair: pair[1])
+        ends = ", ".join(f"{format_number(final)} at {value:g}" for value, final in (finals[0], finals[-1]))
+        clauses.append(f"{metric} {ends}; best {format_number(best[1])} at {best[0]:g}")
+    costs = [
+        (point["mb"][0] or 0.0, point["value"]) for point in points
+        if point["mb"] and point["reached"] == point["runs"]
+    ]
+    if costs:
+        cost, value = min(costs, key=lambda pair: pair[0])
+        clauses.append(f"{target} costs least at {value:g}: {format_number(cost)} MB")
+    missed = [f"{point['value']:g}" for point in points if point["reached"] < point["runs"] and not point["failed"]]
     if missed:
-        told.append(f"not reached by every run at {', '.join(missed)}")
-    bad = [f"{point['value']:g}" for point in points if point["bad"]]
-    if bad:
-        told.append(f"diverged or failed at {', '.join(bad)}")
-    return "; ".join(told) + "." if told else "Too few runs have ended."
+        clauses.append(f"missed by at least one run at {', '.join(missed)}")
+    failed = [f"{point['value']:g}" for point in points if point["failed"]]
+    if failed:
+        clauses.append(f"diverged or failed at {', '.join(failed)}")
+    return "; ".join(clauses) + "." if clauses else "Too few runs have ended."
 
 
-def _number(value: Any) -> float | None:
+def _as_list(value: MeanEstimate | None) -> Numbers | None:
+    return None if value is None else round_significant([value.mean, value.low, value.high])
+
+
+def _as_number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,200 +1,202 @@
-// Asks the server every second what has changed, keeps it, and has it drawn.
+// Polls the server every second for changes, keeps the state of the runs, and draws it.
 
-import {curves, dark, element, events, figure, nodes, row, sign, span, topology} from "/draw.js";
+import {
+  createElement, createRow, drawCurves, drawEvents, drawNodeTable, drawTopology, formatDuration, formatNumber, formatState, isDark,
+} from "/draw.js";
 
 const byId = (id) => document.getElementById(id);
 const ENDED = new Set(["finished", "diverged", "failed"]);
-const AGAINST = {round: "rounds", comm_mb: "MB", seconds: "seconds"};
-const CHOICES = {
-  "accuracy-of": {test_accuracy: "the mean model", node_accuracy_mean: "the nodes, on average", node_accuracy_min: "the worst node"},
-  "loss-of": {test_loss: "test", upper_loss: "upper", lower_loss: "lower"},
-  "apart-of": {consensus_x: "consensus error of x", consensus_y: "consensus error of y", hypergradient_norm: "norm of the mean direction"},
+const X_AXES = {round: "rounds", comm_mb: "MB", seconds: "seconds"};
+const METRICS = {
+  "accuracy-metric": {test_accuracy: "mean model", node_accuracy_mean: "mean over nodes", node_accuracy_min: "worst node"},
+  "loss-metric": {test_loss: "test loss", upper_loss: "upper loss", lower_loss: "lower loss"},
+  "consensus-metric": {consensus_x: "consensus error of x", consensus_y: "consensus error of y", hypergradient_norm: "norm of the mean direction"},
 };
 const known = {boot: "", count: 0, runs: new Map(), order: [], columns: []};
-let chosenId = null, shownId = null, byHand = false, against = "round", behind = 0, lossByHand = false;
+let chosenId = null, scrolledId = null, chosenByUser = false, lossByUser = false, xAxis = "round", clockOffset = 0;
 
-const chosen = () => known.runs.get(chosenId) ?? null;
-const now = () => Date.now() / 1000 + behind;
-const age = (run) => run.last.timestamp ? Math.max(0, now() - run.last.timestamp) : null;
+const chosenRun = () => known.runs.get(chosenId) ?? null;
+const allRuns = () => known.order.map((id) => known.runs.get(id)).filter(Boolean);
+const serverTime = () => Date.now() / 1000 + clockOffset;
+const ageOf = (run) => run.last.timestamp ? Math.max(0, serverTime() - run.last.timestamp) : null;
 
-/** A run that has said nothing for long may have been killed: its files cannot tell. */
-function state(run) {
-  const quiet = run.state === "running" && age(run) > Math.max(60, 10 * (run.gap ?? 0));
-  return quiet ? "quiet" : run.state;
+/** The state of a run. One without an evaluation for long may hang or be killed, which its files cannot show. */
+function stateOf(run) {
+  const isStalled = run.state === "running" && ageOf(run) > Math.max(60, 10 * (run.gap ?? 0));
+  return isStalled ? "stalled" : run.state;
 }
 
-function left(run) {
-  if (!run.rate || !run.rounds || state(run) !== "running") return null;
-  return Math.max(0, (run.rounds - run.last.round) / run.rate - age(run));
+function secondsLeft(run) {
+  if (!run.rate || !run.rounds || stateOf(run) !== "running") return null;
+  return Math.max(0, (run.rounds - run.last.round) / run.rate - ageOf(run));
 }
 
-function take(told) {
-  behind = told.now - Date.now() / 1000;
-  if (told.boot !== known.boot) known.runs.clear();          // another server: begin anew
-  Object.assign(known, {boot: told.boot, count: told.count, order: told.order, columns: told.columns, group: told});
-  for (const run of told.runs) {
+function update(state) {
+  clockOffset = state.now - Date.now() / 1000;
+  if (state.boot !== known.boot) known.runs.clear();          // another server: start over
+  Object.assign(known, {boot: state.boot, count: state.count, order: state.order, columns: state.columns, group: state});
+  for (const run of state.runs) {
     const before = run.reset ? null : known.runs.get(run.id);
     known.runs.set(run.id, {...run, rows: before ? before.rows.concat(run.rows) : run.rows, lost: before?.lost ?? []});
   }
-  for (const id of known.runs.keys()) if (!told.order.includes(id)) known.runs.delete(id);
-  // Until somebody chooses, the run that goes on is shown; then the last one that was.
-  const going = told.order.find((id) => ["running", "recovering"].includes(known.runs.get(id)?.state));
-  if (!known.runs.has(chosenId)) byHand = false;
-  if (!byHand && (going ?? !known.runs.has(chosenId))) chosenId = going ?? told.order[0] ?? null;
+  for (const id of known.runs.keys()) if (!state.order.includes(id)) known.runs.delete(id);
+  // Until the user chooses, show the run that is active, or else the last one that was.
+  const active = state.order.find((id) => ["running", "recovering"].includes(known.runs.get(id)?.state));
+  if (!known.runs.has(chosenId)) chosenByUser = false;
+  if (!chosenByUser && (active ?? !known.runs.has(chosenId))) chosenId = active ?? state.order[0] ?? null;
 }
 
-function header() {
-  const {group} = known, run = chosen(), all = known.order.map((id) => known.runs.get(id)).filter(Boolean);
+function showHeader() {
+  const {group} = known, run = chosenRun(), runs = allRuns();
   byId("title").textContent = [group.kind, group.name].filter(Boolean).join(" ");
-  const several = all.length > 1 || group.kind;
   const counts = Object.entries(group.states).map(([name, count]) => `${count} ${name}`).join(", ");
-  const rest = group.left !== null && group.left > 0 ? `, about ${span(group.left)} left` : "";
-  byId("summary").textContent = several ? `${all.length} runs: ${counts}${rest}${group.target ? ` · target ${group.target}` : ""}` : "";
+  const left = group.left !== null && group.left > 0 ? `, about ${formatDuration(group.left)} left` : "";
+  const target = group.target ? ` · target ${group.target}` : "";
+  byId("summary").textContent = runs.length > 1 || group.kind ? `${runs.length} runs: ${counts}${left}${target}` : "";
   byId("note").hidden = !group.left_out;
-  byId("note").textContent = group.left_out ? `${group.left_out} further runs are not shown` : "";
+  byId("note").textContent = group.left_out ? `${group.left_out} more runs are not shown` : "";
   document.title = run ? `${run.last.round ?? 0}/${run.rounds || "?"} ${group.name}` : group.name;
 }
 
-function tiles(run) {
+function showTiles(run) {
+  const {last} = run, state = stateOf(run), hasEnded = ENDED.has(run.state), errors = [run.error, run.problem].filter(Boolean).join("; ");
   byId("chosen").textContent = run.label;
-  byId("state").textContent = sign(state(run));
-  byId("state").className = `badge ${state(run) === "quiet" ? "quiet-run" : state(run)}`;
+  byId("state").textContent = formatState(state);
+  byId("state").className = `badge ${state}`;
   byId("facts").textContent = run.facts.join(" · ");
-  const wrong = [run.error, run.problem].filter(Boolean).join("; ");
-  byId("error").hidden = !wrong;
-  byId("error").textContent = wrong;
-  byId("done").style.width = run.rounds ? `${100 * (run.last.round ?? 0) / run.rounds}%` : "0";
-  const last = run.last, rest = left(run);
-  const shown = [
+  byId("error").hidden = !errors;
+  byId("error").textContent = errors;
+  byId("progress").style.width = run.rounds ? `${100 * (last.round ?? 0) / run.rounds}%` : "0";
+  const tiles = [
     ["rounds", `${last.round ?? 0} of ${run.rounds || "?"}`],
-    last.test_accuracy == null ? ["upper loss", figure(last.upper_loss)] : ["accuracy", figure(last.test_accuracy)],
-    ...(last.node_accuracy_min == null ? [] : [["worst node", figure(last.node_accuracy_min)]]),
-    ["consensus x", figure(last.consensus_x)],
-    ["on all links", last.comm_mb == null ? "–" : `${figure(last.comm_mb, 1)} MB`],
-    ["training", span(last.seconds)],
+    last.test_accuracy == null ? ["upper loss", formatNumber(last.upper_loss)] : ["accuracy", formatNumber(last.test_accuracy)],
+    ...(last.node_accuracy_min == null ? [] : [["worst node", formatNumber(last.node_accuracy_min)]]),
+    ["consensus error", formatNumber(last.consensus_x)],
+    ["communication", last.comm_mb == null ? "–" : `${formatNumber(last.comm_mb, 1)} MB`],
+    ["training time", last.seconds < 10 ? `${formatNumber(last.seconds, 1)} s` : formatDuration(last.seconds)],
     ["recoveries", String(run.recoveries)],
-    ENDED.has(run.state) ? ["time left", "none"] : ["time left", rest === null ? "–" : span(rest)],
-    ["last evaluation", age(run) === null ? "none yet" : ENDED.has(run.state)
-      ? new Date(last.timestamp * 1000).toLocaleTimeString() : `${span(age(run))} ago`],
+    ["time left", hasEnded ? "none" : formatDuration(secondsLeft(run))],
+    ["last evaluation", ageOf(run) === null ? "none yet" : hasEnded
+      ? new Date(last.timestamp * 1000).toLocaleTimeString() : `${formatDuration(ageOf(run))} ago`],
   ];
-  byId("tiles").replaceChildren(...shown.map(([name, value]) => {
-    const made = element("div");
-    made.append(element("dt", name), element("dd", value));
-    return made;
+  byId("tiles").replaceChildren(...tiles.map(([name, value]) => {
+    const tile = createElement("div");
+    tile.append(createElement("dt", name), createElement("dd", value));
+    return tile;
   }));
 }
 
-function table() {
-  const all = known.order.map((id) => known.runs.get(id)).filter(Boolean);
-  byId("runs-section").hidden = all.length < 2;
-  if (all.length < 2) return;
-  const shown = byId("runs"), focused = document.activeElement?.dataset?.run;
-  shown.tHead.replaceChildren(row("th", ["run", "state", "rounds", "accuracy", "upper loss", "consensus x", "MB", "time left"]));
-  shown.tBodies[0].replaceChildren(...all.map((run) => {
-    const {last} = run, made = element("tr"), name = element("td", undefined, "name"), dot = element("span", undefined, "dot");
-    dot.style.background = !run.algorithm ? "var(--line)" : dark() ? run.dark : run.light;
-    name.append(dot, document.createTextNode(run.label));
-    made.append(name, element("td", sign(state(run)), state(run) === "quiet" ? "quiet-run" : state(run)), ...[
-      `${last.round ?? 0}/${run.rounds || "?"}`, figure(last.test_accuracy), figure(last.upper_loss),
-      figure(last.consensus_x), figure(last.comm_mb, 1), span(left(run)),
-    ].map((text) => element("td", text)));
-    made.dataset.run = run.id;
-    made.tabIndex = 0;
-    made.setAttribute("aria-selected", String(run.id === chosenId));
-    return made;
-  }));
-  if (!byHand && shownId !== chosenId) {            // the run that goes on now may be far down
-    const box = shown.parentElement, found = shown.querySelector('[aria-selected="true"]');
-    if (found) box.scrollTop = found.offsetTop - box.clientHeight / 2;
-  }
-  shownId = chosenId;
-  if (focused) shown.querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+function createRunRow(run) {
+  const {last} = run, tableRow = createElement("tr"), name = createElement("td", undefined, "name"), dot = createElement("span", undefined, "dot");
+  dot.style.background = !run.algorithm ? "var(--line)" : isDark() ? run.dark : run.light;
+  name.append(dot, document.createTextNode(run.label));
+  tableRow.append(name, createElement("td", formatState(stateOf(run)), stateOf(run)), ...[
+    `${last.round ?? 0}/${run.rounds || "?"}`, formatNumber(last.test_accuracy), formatNumber(last.upper_loss),
+    formatNumber(last.consensus_x), formatNumber(last.comm_mb, 1), formatDuration(secondsLeft(run)),
+  ].map((text) => createElement("td", text)));
+  tableRow.dataset.run = run.id;
+  tableRow.tabIndex = 0;
+  tableRow.setAttribute("aria-selected", String(run.id === chosenId));
+  return tableRow;
 }
 
-function draw() {
-  const runs = known.order.map((id) => known.runs.get(id)).filter(Boolean);
-  const loss = byId("loss-of");
-  if (!lossByHand) loss.value = runs.some((run) => run.last.test_loss != null) || !runs.some((run) => run.rows.length) ? "test_loss" : "upper_loss";
-  for (const [id, choice, log] of [["accuracy", "accuracy-of", false], ["loss", "loss-of", false], ["apart", "apart-of", true]]) {
-    curves(id, runs, chosen(), byId(choice).value, against, known.columns, log);
+function showRunTable() {
+  const runs = allRuns(), table = byId("runs"), focused = document.activeElement?.dataset?.run;
+  byId("runs-section").hidden = runs.length < 2;
+  if (runs.length < 2) return;
+  table.tHead.replaceChildren(createRow("th", ["run", "state", "rounds", "accuracy", "upper loss", "consensus error x", "MB", "time left"]));
+  table.tBodies[0].replaceChildren(...runs.map(createRunRow));
+  if (!chosenByUser && scrolledId !== chosenId) {            // the active run may be far down
+    const box = table.parentElement, selected = table.querySelector('[aria-selected="true"]');
+    if (selected) box.scrollTop = selected.offsetTop - box.clientHeight / 2;
+  }
+  scrolledId = chosenId;
+  if (focused) table.querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+}
+
+function showCurves() {
+  const runs = allRuns(), loss = byId("loss-metric");
+  if (!lossByUser) loss.value = runs.some((run) => run.last.test_loss != null) || !runs.some((run) => run.rows.length) ? "test_loss" : "upper_loss";
+  for (const [id, log] of [["accuracy", false], ["loss", false], ["consensus", true]]) {
+    drawCurves(id, runs, chosenRun(), byId(`${id}-metric`).value, xAxis, known.columns, log);
   }
 }
 
-async function detail() {
-  const run = chosen();
+async function showDetails() {
+  const run = chosenRun();
   if (!run) return;
-  const answer = await fetch(`/api/run/${run.id}`);
-  if (!answer.ok) return;
-  const told = await answer.json();
-  if (told.id !== chosenId) return;
-  run.lost = told.events.filter((event) => event.kind === "lost").map((event) => event.after_round);
-  byId("marks").hidden = !run.lost.length;
-  topology(told.network, told.nodes.apart_x);
-  nodes(told.nodes);
-  events(told.events);
+  const response = await fetch(`/api/run/${run.id}`);
+  if (!response.ok) return;
+  const details = await response.json();
+  if (details.id !== chosenId) return;
+  run.lost = details.events.filter((event) => event.kind === "lost").map((event) => event.after_round);
+  byId("loss-marks").hidden = !run.lost.length;
+  drawTopology(details.network, details.nodes.apart_x);
+  drawNodeTable(details.nodes);
+  drawEvents(details.events);
 }
 
-/** Everything again; curves and nodes only if something in them is new. */
-async function show(fresh) {
-  header();
-  table();
-  const run = chosen();
-  if (run) tiles(run);
-  if (!fresh) return;
-  await detail();
-  draw();
+/** Show everything; curves and nodes only if there is something new. */
+async function show(hasChanged) {
+  const run = chosenRun();
+  showHeader();
+  showRunTable();
+  if (run) showTiles(run);
+  if (!hasChanged) return;
+  await showDetails();
+  showCurves();
 }
 
-async function choose(id) {
-  [chosenId, byHand] = [id, true];
+async function chooseRun(id) {
+  [chosenId, chosenByUser] = [id, true];
   await show(true);
 }
 
-async function ask() {
-  const link = byId("link");
-  let wait = 1000;
+async function poll() {
+  const connection = byId("connection");
+  let delay = 1000;
   try {
-    const answer = await fetch(`/api/state?boot=${known.boot}&since=${known.count}`, {signal: AbortSignal.timeout(10000)});
-    if (!answer.ok) throw new Error(String(answer.status));
-    const told = await answer.json();
-    const fresh = told.boot !== known.boot || told.count !== known.count;
-    take(told);
-    await show(fresh);
-    const all = [...known.runs.values()], over = all.length > 0 && all.every((run) => ENDED.has(run.state));
-    link.textContent = over ? "● ended; a new start is noticed" : "● live";
-    link.className = "";
-    if (over) wait = 2000;
+    const response = await fetch(`/api/state?boot=${known.boot}&since=${known.count}`, {signal: AbortSignal.timeout(10000)});
+    if (!response.ok) throw new Error(String(response.status));
+    const state = await response.json();
+    const hasChanged = state.boot !== known.boot || state.count !== known.count;
+    update(state);
+    await show(hasChanged);
+    const runs = [...known.runs.values()], hasEnded = runs.length > 0 && runs.every((run) => ENDED.has(run.state));
+    connection.textContent = hasEnded ? "● ended; a restart will be shown" : "● live";
+    connection.className = "";
+    if (hasEnded) delay = 2000;
   } catch {
-    link.textContent = "○ the server does not answer; trying again";
-    link.className = "lost";
-    wait = 1500;
+    connection.textContent = "○ no connection to the server; retrying";
+    connection.className = "lost";
+    delay = 1500;
   }
-  setTimeout(ask, wait);
+  setTimeout(poll, delay);
 }
 
-function controls() {
-  byId("against").append(...Object.entries(AGAINST).map(([key, name]) => {
-    const button = element("button", name);
-    button.setAttribute("aria-pressed", String(key === against));
+function addControls() {
+  byId("x-axis").append(...Object.entries(X_AXES).map(([key, name]) => {
+    const button = createElement("button", name);
+    button.setAttribute("aria-pressed", String(key === xAxis));
     button.addEventListener("click", () => {
-      against = key;
-      for (const other of byId("against").children) other.setAttribute("aria-pressed", String(other === button));
-      draw();
+      xAxis = key;
+      for (const other of byId("x-axis").children) other.setAttribute("aria-pressed", String(other === button));
+      showCurves();
     });
     return button;
   }));
-  for (const [id, options] of Object.entries(CHOICES)) {
+  for (const [id, options] of Object.entries(METRICS)) {
     byId(id).append(...Object.entries(options).map(([value, name]) => new Option(name, value)));
     byId(id).addEventListener("change", () => {
-      lossByHand ||= id === "loss-of";
-      draw();
+      lossByUser ||= id === "loss-metric";
+      showCurves();
     });
   }
-  const picked = (event) => event.target.closest("tr")?.dataset.run;
-  byId("runs").addEventListener("click", (event) => picked(event) && choose(picked(event)));
-  byId("runs").addEventListener("keydown", (event) => event.key === "Enter" && picked(event) && choose(picked(event)));
+  const runOf = (event) => event.target.closest("tr")?.dataset.run;
+  byId("runs").addEventListener("click", (event) => runOf(event) && chooseRun(runOf(event)));
+  byId("runs").addEventListener("keydown", (event) => event.key === "Enter" && runOf(event) && chooseRun(runOf(event)));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => known.columns.length && show(true));
 }
 
-controls();
-ask();
+addControls();
+poll();

@@ -1,10 +1,10 @@
 // The page: controls, panels that are drawn when they come into view, CSV on demand, theme and print.
 
 const CONFIG = {responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset", scrollZoom: false};
-const panels = [];                              // {box, plot, build, height, drawn}
-const sources = {};                             // figure -> () => CSV rows
+const panels = [];                              // {figure, box, plot, build, height, isDrawn}
+const csvSources = {};                          // figure id -> function that returns the rows of its CSV
 
-function make(tag, attributes = {}, ...children) {
+function createElement(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
     key.startsWith("on") ? element.addEventListener(key.slice(2), value) : element.setAttribute(key, value);
@@ -14,47 +14,49 @@ function make(tag, attributes = {}, ...children) {
 }
 
 function draw(panel) {
-  const built = panel.build(), height = built.height || panel.height;
+  const {data, layout, height = panel.height} = panel.build();
   panel.plot.style.height = `${height}px`;
-  built.layout.height = height;
-  panel.drawn = true;
-  return Plotly.react(panel.plot, built.data, built.layout, CONFIG);
+  layout.height = height;
+  panel.isDrawn = true;
+  return Plotly.react(panel.plot, data, layout, CONFIG);
 }
 
-// Panels near the screen are drawn one at a time, between frames: scrolling goes on meanwhile.
+// Panels near the screen are drawn one at a time, between frames, so that scrolling stays smooth.
 const queue = new Set();
-const idle = window.requestIdleCallback || (task => setTimeout(task, 1));
+const whenIdle = window.requestIdleCallback || (task => setTimeout(task, 1));
 function drawNext() {
   const [panel] = queue;
   if (!panel) return;
   queue.delete(panel);
-  if (!panel.drawn) draw(panel);
-  if (queue.size) idle(drawNext, {timeout: 200});
+  if (!panel.isDrawn) draw(panel);
+  if (queue.size) whenIdle(drawNext, {timeout: 200});
 }
-const watcher = new IntersectionObserver(entries => {
+const observer = new IntersectionObserver(entries => {
   const waiting = queue.size;
   for (const entry of entries) {
     const panel = panels.find(p => p.box === entry.target);
-    if (!panel.drawn) entry.isIntersecting ? queue.add(panel) : queue.delete(panel);
+    if (!panel.isDrawn) entry.isIntersecting ? queue.add(panel) : queue.delete(panel);
   }
-  if (!waiting && queue.size) idle(drawNext, {timeout: 200});
+  if (!waiting && queue.size) whenIdle(drawNext, {timeout: 200});
 }, {root: document, rootMargin: "900px 0px"});       // the document: margins count inside a frame too
 
 function addPanel(figure, title, height, build) {
-  const plot = make("div", {class: "plot", style: `height:${height}px`});
-  const box = make("div", {class: "panel"}, ...(title ? [make("h4", {}, title)] : []), plot);
+  const plot = createElement("div", {class: "plot", style: `height:${height}px`});
+  const box = createElement("div", {class: "panel"}, ...(title ? [createElement("h4", {}, title)] : []), plot);
   figure.querySelector(".plots").append(box);
-  const panel = {figure, box, plot, build, height, drawn: false};
+  const panel = {figure, box, plot, build, height, isDrawn: false};
   panels.push(panel);
-  watcher.observe(box);
+  observer.observe(box);
   return panel;
 }
 
-const redraw = figure => panels.filter(p => p.drawn && (!figure || p.figure === figure)).forEach(draw);
+const redraw = figure => panels.filter(p => p.isDrawn && (!figure || p.figure === figure)).forEach(draw);
+const addControls = (figure, ...controls) => figure.querySelector(".controls").append(...controls);
+const setColumns = (figure, count) => figure.querySelector(".plots").style.setProperty("--columns", count);
 
 function addSwitch(figure, label, options, chosen, onchange) {
   if (options.length < 2) return;
-  const buttons = options.map(([key, text]) => make("button", {
+  const buttons = options.map(([key, text]) => createElement("button", {
     type: "button", "aria-pressed": key === chosen, "data-key": key,
     onclick: event => {
       buttons.forEach(b => b.setAttribute("aria-pressed", b === event.currentTarget));
@@ -62,156 +64,177 @@ function addSwitch(figure, label, options, chosen, onchange) {
       redraw(figure);
     },
   }, text));
-  figure.querySelector(".controls").append(make("span", {class: "switch", role: "group", "aria-label": label}, ...buttons));
+  addControls(figure, createElement("span", {class: "switch", role: "group", "aria-label": label}, ...buttons));
 }
 
 function addSelect(figure, label, options, onchange) {
   if (options.length < 2) return;
-  const select = make("select", {"aria-label": label, onchange: event => { onchange(Number(event.target.value)); redraw(figure); }},
-    ...options.map(([value, text]) => make("option", {value}, text)));
-  figure.querySelector(".controls").append(select);
+  const select = createElement("select", {"aria-label": label, onchange: event => { onchange(Number(event.target.value)); redraw(figure); }},
+    ...options.map(([value, text]) => createElement("option", {value}, text)));
+  addControls(figure, select);
 }
 
-function swatch(algorithm) {
+function createSwatch(algorithm) {
   const ns = "http://www.w3.org/2000/svg", svg = document.createElementNS(ns, "svg"), line = document.createElementNS(ns, "line");
   svg.setAttribute("viewBox", "0 0 26 8");
   for (const [k, v] of Object.entries({x1: 0, x2: 26, y1: 4, y2: 4, "stroke-width": 3})) line.setAttribute(k, v);
   line.dataset.algorithm = algorithm;
-  line.setAttribute("stroke-dasharray", {solid: "none", dash: "6 3", dot: "2.5 2.5"}[D.looks[algorithm][2]]);
+  line.setAttribute("stroke-dasharray", {solid: "none", dash: "6 3", dot: "2.5 2.5"}[dashOf(algorithm)]);
   svg.append(line);
   return svg;
 }
 
-function tintSwatches() {
-  document.querySelectorAll("line[data-algorithm]").forEach(line => line.setAttribute("stroke", colour(line.dataset.algorithm)));
+function colourSwatches() {
+  document.querySelectorAll("line[data-algorithm]").forEach(line => line.setAttribute("stroke", colourOf(line.dataset.algorithm)));
 }
 
 function addLegend(figure, algorithms) {
-  const legend = make("span", {class: "legend"}, ...algorithms.map(name => make("button", {
+  const buttons = algorithms.map(name => createElement("button", {
     type: "button", "aria-pressed": "true", "data-algorithm": name, title: "show or hide in all figures",
     onclick: () => {
       hidden.has(name) ? hidden.delete(name) : hidden.add(name);
-      document.querySelectorAll(".legend button").forEach(b => b.dataset.algorithm && b.setAttribute("aria-pressed", !hidden.has(b.dataset.algorithm)));
+      document.querySelectorAll(".legend button[data-algorithm]").forEach(b => b.setAttribute("aria-pressed", !hidden.has(b.dataset.algorithm)));
       redraw();
     },
-  }, swatch(name), name)));
-  figure.querySelector(".controls").append(legend);
+  }, createSwatch(name), name));
+  addControls(figure, createElement("span", {class: "legend"}, ...buttons));
 }
 
-const columns = (figure, count) => figure.querySelector(".plots").style.setProperty("--columns", count);
+function buildCurves(figure, {columns, log, x}) {
+  const costs = DATA.curves.map(c => Math.max(...keepFinite(c.x.comm_mb), 0)).filter(v => v > 0);
+  const differ = Math.max(...costs) / Math.min(...costs) > 6;
+  const target = columns.find(y => DATA.panels.some(panel => panel.target[0] === y));
+  const state = {x, y: target || columns[0], scale: !log && differ ? "log" : "linear"};
+  addSwitch(figure, "horizontal axis", ["comm_mb", "seconds", "round"].map(k => [k, DATA.shortNames[k]]), state.x, k => { state.x = k; });
+  addSwitch(figure, "vertical axis", columns.map(k => [k, DATA.shortNames[k]]), state.y, k => { state.y = k; });
+  addSwitch(figure, "scale of the horizontal axis", [["linear", "linear"], ["log", "log"]], state.scale, k => { state.scale = k; });
+  addLegend(figure, [...new Set(DATA.curves.map(c => c.algorithm))]);
+  const hasData = curve => columns.some(y => curve.y[y] && (!log || curve.y[y].mean.some(v => v > 0)));
+  const settings = [...DATA.panels.keys()].filter(setting => DATA.curves.some(c => c.setting === setting && hasData(c)));
+  const isSingle = settings.length === 1;
+  setColumns(figure, isSingle ? 1 : Math.min(3, DATA.topologies > 1 ? DATA.topologies : settings.length));
+  for (const setting of settings) {
+    const title = DATA.panels.length > 1 ? DATA.panels[setting].label : "";
+    addPanel(figure, title, isSingle ? 400 : 290, () => curvePanel(setting, state, log));
+  }
+  csvSources[figure.id] = () => [
+    ["setting", "algorithm", "variant", "seeds", "state", "round", "comm_mb", "seconds", ...columns.flatMap(y => [y, `${y}_low`, `${y}_high`])],
+    ...DATA.curves.flatMap(c => c.x.round.map((round, i) => [
+      DATA.panels[c.setting].label, c.algorithm, c.label, c.seeds, c.status, round, c.x.comm_mb[i], c.x.seconds[i],
+      ...columns.flatMap(y => ["mean", "low", "high"].map(key => c.y[y]?.[key]?.[i] ?? "")),
+    ])),
+  ];
+}
 
-const KINDS = {
-  curves(figure, options) {
-    const largest = D.curves.map(c => Math.max(...finite(c.x.comm_mb), 0)).filter(v => v > 0);
-    const spread = Math.max(...largest) / Math.min(...largest);
-    const asked = options.ys.find(y => D.panels.some(panel => panel.target[0] === y));
-    const state = {x: options.against, y: asked || options.ys[0], scale: !options.log && spread > 6 ? "log" : "linear"};
-    addSwitch(figure, "horizontal axis", ["comm_mb", "seconds", "round"].map(k => [k, D.short[k]]), state.x, k => { state.x = k; });
-    addSwitch(figure, "vertical axis", options.ys.map(k => [k, D.short[k]]), state.y, k => { state.y = k; });
-    addSwitch(figure, "scale of the horizontal axis", [["linear", "linear"], ["log", "log"]], state.scale, k => { state.scale = k; });
-    addLegend(figure, [...new Set(D.curves.map(c => c.a))]);
-    const shown = D.panels.map((_, s) => s).filter(s => D.curves.some(
-      c => c.s === s && options.ys.some(y => c.y[y] && (!options.log || c.y[y].v.some(v => v > 0)))));
-    columns(figure, shown.length === 1 ? 1 : Math.min(3, D.columns > 1 ? D.columns : shown.length));
-    for (const s of shown) addPanel(figure, D.panels.length > 1 ? D.panels[s].label : "", shown.length === 1 ? 400 : 290, () => curvePanel(s, state, options.log));
-    sources[figure.id] = () => [
-      ["setting", "algorithm", "variant", "seeds", "state", "round", "comm_mb", "seconds", ...options.ys.flatMap(y => [y, `${y}_low`, `${y}_high`])],
-      ...D.curves.flatMap(c => c.x.round.map((round, i) => [
-        D.panels[c.s].label, c.a, c.l, c.seeds, c.state, round, c.x.comm_mb[i], c.x.seconds[i],
-        ...options.ys.flatMap(y => ["v", "lo", "hi"].map(k => c.y[y]?.[k]?.[i] ?? "")),
-      ])),
-    ];
-  },
-  sensitivity(figure) {
-    columns(figure, Math.min(3, D.sensitivity.length));
-    for (const panel of D.sensitivity) {
-      const {box} = addPanel(figure, `${panel.a}: ${panel.title}`, 340, () => sensitivityPanel(panel));
-      for (const [who, text] of panel.said) box.append(make("p", {class: "said"}, make("b", {}, who), text));
-      box.append(make("p", {class: "said"}, make("b", {}, "Measured"), panel.measured));
+function buildSensitivity(figure) {
+  setColumns(figure, Math.min(3, DATA.sensitivity.length));
+  for (const panel of DATA.sensitivity) {
+    const {box} = addPanel(figure, `${panel.algorithm}: ${panel.title}`, 340, () => sensitivityPanel(panel));
+    for (const [source, text] of [...panel.claims, ["Measured", panel.measured]]) {
+      box.append(createElement("p", {class: "claim-text"}, createElement("b", {}, source), text));
     }
-    sources[figure.id] = () => [
-      ["algorithm", "parameter", "value", "runs", "diverged_or_failed", "reached", "final", "final_low", "final_high", "mb_to_target", "mb_low", "mb_high"],
-      ...D.sensitivity.flatMap(s => s.points.map(p => [s.a, s.key, p.value, p.runs, p.bad, p.reached, ...(p.final || ["", "", ""]), ...(p.mb || ["", "", ""])])),
-    ];
-  },
-  bars(figure, options) {
-    const part = D[options.source], rows = part.who.map((_, i) => i), page = 16;
-    const state = {from: 0};
-    const pages = Array.from({length: Math.ceil(rows.length / page)}, (_, n) => [n, `${n * page + 1} – ${Math.min(rows.length, (n + 1) * page)} of ${rows.length}`]);
-    addSelect(figure, "which rows", pages, n => { state.from = n * page; });
-    const names = part.names.map((name, k) => make("button", {type: "button", disabled: ""},
-      make("i", {style: `--light:${D.shades[part.names.length][k]};--dark:${D.shades[part.names.length][k]};border-radius:2px`}), name));
-    figure.querySelector(".controls").append(make("span", {class: "legend"}, ...names));
-    addPanel(figure, "", 46 * Math.min(page, rows.length) + 60, () => barsPanel(options.source, rows.slice(state.from, state.from + page), options.unit));
-    sources[figure.id] = () => [["run", "algorithm", ...part.names], ...rows.map(i => [part.who[i], part.a[i], ...part.names.map(n => part.values[n][i])])];
-  },
-  heat(figure) {
-    const state = {run: 0};
-    addSelect(figure, "which run", D.heat.map((run, i) => [i, run.who]), i => { state.run = i; });
-    addPanel(figure, "", Math.min(560, Math.max(240, 22 * Math.max(...D.heat.map(r => r.nodes.length)) + 70)), () => heatPanel(D.heat[state.run]));
-    sources[figure.id] = () => {
-      const run = D.heat[state.run];
-      return [["run", "round", ...run.nodes.map(n => `node_${n}`)], ...run.rounds.map((r, i) => [run.who, r, ...run.z.map(row => row[i])])];
-    };
-  },
-  topology(figure) {
-    const state = {run: 0, step: D.graphs.runs[0].rounds.length - 1};
-    const told = make("output", {class: "fine"}), slider = make("input", {type: "range", min: 0, "aria-label": "round", oninput: () => {
-      state.step = Number(slider.value);
-      tell();
-      redraw(figure);
-    }});
-    const tell = () => { told.textContent = `round ${D.graphs.runs[state.run].rounds[state.step]}`; };
-    const reset = () => { slider.max = D.graphs.runs[state.run].rounds.length - 1; slider.value = state.step = Number(slider.max); tell(); };
-    addSelect(figure, "which run", D.graphs.runs.map((run, i) => [i, run.who]), i => { state.run = i; reset(); });
-    figure.querySelector(".controls").append(slider, told);
-    reset();
-    addPanel(figure, "", 460, () => graphPanel(D.graphs.runs[state.run], state.step));
-    sources[figure.id] = () => [
-      ["run", "round", "node", "distance_x", "bytes_broadcast", "neighbours"],
-      ...D.graphs.runs.flatMap(run => run.rounds.flatMap((round, t) => run.apart[t].map((apart, i) => [
-        run.who, round, i, apart, run.bytes[t][i],
-        t ? "" : D.graphs.layouts[run.layout].edges.filter(e => e.includes(i)).map(([a, b]) => a === i ? b : a).join(" "),
-      ]))),
-    ];
-  },
-};
+  }
+  csvSources[figure.id] = () => [
+    ["algorithm", "parameter", "value", "runs", "diverged_or_failed", "reached", "final", "final_low", "final_high", "mb_to_target", "mb_low", "mb_high"],
+    ...DATA.sensitivity.flatMap(panel => panel.points.map(p => [
+      panel.algorithm, panel.key, p.value, p.runs, p.failed, p.reached, ...(p.final || ["", "", ""]), ...(p.mb || ["", "", ""]),
+    ])),
+  ];
+}
 
-const cell = value => {
+function buildBars(figure, {source, unit}) {
+  const bars = DATA[source], rows = [...bars.labels.keys()], pageSize = 16, state = {first: 0};
+  const pages = Array.from({length: Math.ceil(rows.length / pageSize)},
+    (_, n) => [n, `${n * pageSize + 1} – ${Math.min(rows.length, (n + 1) * pageSize)} of ${rows.length}`]);
+  addSelect(figure, "which rows", pages, n => { state.first = n * pageSize; });
+  const names = bars.names.map((name, k) => {
+    const colour = DATA.scales[bars.names.length][k];
+    return createElement("button", {type: "button", disabled: ""}, createElement("i", {style: `--light:${colour};--dark:${colour};border-radius:2px`}), name);
+  });
+  addControls(figure, createElement("span", {class: "legend"}, ...names));
+  addPanel(figure, "", 46 * Math.min(pageSize, rows.length) + 60, () => barsPanel(source, rows.slice(state.first, state.first + pageSize), unit));
+  csvSources[figure.id] = () => [
+    ["run", "algorithm", ...bars.names],
+    ...rows.map(i => [bars.labels[i], bars.algorithms[i], ...bars.names.map(name => bars.values[name][i])]),
+  ];
+}
+
+function buildHeatmap(figure) {
+  const state = {run: 0}, height = Math.max(240, 22 * Math.max(...DATA.heatmaps.map(run => run.nodes.length)) + 70);
+  addSelect(figure, "which run", DATA.heatmaps.map((run, i) => [i, run.run]), i => { state.run = i; });
+  addPanel(figure, "", Math.min(560, height), () => heatmapPanel(DATA.heatmaps[state.run]));
+  csvSources[figure.id] = () => {
+    const run = DATA.heatmaps[state.run];
+    return [["run", "round", ...run.nodes.map(n => `node_${n}`)], ...run.rounds.map((round, i) => [run.run, round, ...run.accuracy.map(row => row[i])])];
+  };
+}
+
+function buildTopology(figure) {
+  const {runs, layouts} = DATA.graphs, state = {run: 0, step: 0};
+  const output = createElement("output", {class: "fine"});
+  const showRound = () => { output.textContent = `round ${runs[state.run].rounds[state.step]}`; };
+  const slider = createElement("input", {type: "range", min: 0, "aria-label": "round", oninput: () => {
+    state.step = Number(slider.value);
+    showRound();
+    redraw(figure);
+  }});
+  const chooseRun = i => {
+    state.run = i;
+    slider.max = runs[i].rounds.length - 1;
+    slider.value = state.step = Number(slider.max);
+    showRound();
+  };
+  addSelect(figure, "which run", runs.map((run, i) => [i, run.run]), chooseRun);
+  addControls(figure, slider, output);
+  chooseRun(0);
+  addPanel(figure, "", 460, () => graphPanel(runs[state.run], state.step));
+  const listNeighbours = (run, node) => layouts[run.layout].edges.filter(edge => edge.includes(node)).map(([a, b]) => a === node ? b : a).join(" ");
+  csvSources[figure.id] = () => [
+    ["run", "round", "node", "distance_x", "bytes_broadcast", "neighbours"],
+    ...runs.flatMap(run => run.rounds.flatMap((round, t) => run.distance[t].map((distance, i) => [
+      run.run, round, i, distance, run.bytes[t][i], t ? "" : listNeighbours(run, i),
+    ]))),
+  ];
+}
+
+const BUILDERS = {curves: buildCurves, sensitivity: buildSensitivity, bars: buildBars, heatmap: buildHeatmap, topology: buildTopology};
+
+function formatCsvCell(value) {
   let text = value === null || value === undefined ? "" : String(value);
   if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;     // no formulas in a spreadsheet
   return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
-};
-// MLflow shows a page in a frame like this one, where a download is refused without a word.
-const CAGED = window !== window.top && window.origin === "null";
-const csv = figure => sources[figure.id]().map(row => row.map(cell).join(",")).join("\n") + "\n";
+}
+
+const formatCsv = figure => csvSources[figure.id]().map(row => row.map(formatCsvCell).join(",")).join("\n") + "\n";
+// MLflow shows a page in a sandboxed frame, which refuses downloads without an error: offer to copy instead.
+const IS_SANDBOXED = window !== window.top && window.origin === "null";
 
 document.querySelectorAll("figure").forEach(figure => {
-  KINDS[figure.dataset.kind](figure, JSON.parse(figure.dataset.options));
-  const details = figure.querySelector("details.source");
-  details.addEventListener("toggle", () => { if (details.open) details.querySelector("textarea").value = csv(figure); });
+  BUILDERS[figure.dataset.kind](figure, JSON.parse(figure.dataset.options));
+  const details = figure.querySelector("details.source"), textarea = details.querySelector("textarea");
+  details.addEventListener("toggle", () => { if (details.open) textarea.value = formatCsv(figure); });
   const button = figure.querySelector("[data-download]");
-  if (CAGED) button.textContent = `Copy ${figure.id}.csv`;
+  if (IS_SANDBOXED) button.textContent = `Copy ${figure.id}.csv`;
   button.addEventListener("click", () => {
-    if (CAGED) {
-      details.querySelector("textarea").select();
-      button.textContent = document.execCommand("copy") ? `Copied ${figure.id}.csv` : "Selected below, to be copied";
+    if (IS_SANDBOXED) {
+      textarea.select();
+      button.textContent = document.execCommand("copy") ? `Copied ${figure.id}.csv` : "Selected below: copy it";
       return;
     }
-    const url = URL.createObjectURL(new Blob([csv(figure)], {type: "text/csv"}));
-    make("a", {href: url, download: `${figure.id}.csv`}).click();
+    const url = URL.createObjectURL(new Blob([formatCsv(figure)], {type: "text/csv"}));
+    createElement("a", {href: url, download: `${figure.id}.csv`}).click();
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   });
 });
-tintSwatches();
+colourSwatches();
 
-function theme(name) {
+function setTheme(name) {
   document.documentElement.dataset.theme = name;
-  tintSwatches();
+  colourSwatches();
   redraw();
 }
-document.getElementById("theme").addEventListener("click", () => theme(isDark() ? "light" : "dark"));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => theme(event.matches ? "dark" : "light"));
+document.getElementById("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => setTheme(event.matches ? "dark" : "light"));
 document.querySelectorAll("nav a").forEach(link => link.addEventListener("click", event => {
   event.preventDefault();                        // a sandboxed frame has no address to change
   document.getElementById(link.getAttribute("href").slice(1)).scrollIntoView({behavior: "smooth"});
@@ -222,16 +245,16 @@ document.querySelectorAll("[data-more]").forEach(button => button.addEventListen
 }));
 
 // On paper: everything drawn, light, as wide as the page.
-let before = null;
+let themeBeforePrint = null;
 addEventListener("beforeprint", () => {
-  before = document.documentElement.dataset.theme;
+  themeBeforePrint = document.documentElement.dataset.theme;
   document.documentElement.dataset.theme = "light";
   document.documentElement.classList.add("printing");
-  tintSwatches();
+  colourSwatches();
   panels.forEach(panel => { draw(panel); Plotly.Plots.resize(panel.plot); });
 });
 addEventListener("afterprint", () => {
   document.documentElement.classList.remove("printing");
-  theme(before);
+  setTheme(themeBeforePrint);
   panels.forEach(panel => Plotly.Plots.resize(panel.plot));
 });

@@ -1,4 +1,4 @@
-"""Small real runs for the tests of this room, made once."""
+"""Small real runs for the tests of the dashboards, recorded once per session."""
 
 import json
 import shutil
@@ -27,9 +27,9 @@ def write_group(folder: Path, members: list[str], **changes: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """compare/: two algorithms, two seeds, two settings; sweep/: c2dfb with three K; quadratic/, diverged/: one run."""
-    root = tmp_path_factory.mktemp("made")
+    root = tmp_path_factory.mktemp("recorded")
     members = []
     for algorithm in ("c2dfb", "mdbo"):
         for seed in (0, 1):
@@ -45,18 +45,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root / "sweep", cells, axes={"algorithm.inner_steps": [1, 3, 9]}, claim="A few <b>steps</b> are enough."
     )
     run(Experiment(**QUADRATIC), root / "quadratic")
-    wild = {"name": "c2dfb", "eta_in": 1e4}
-    run(Experiment(**{**TINY, "name": "<script>window.hacked=1</script>", "algorithm": wild}), root / "diverged")
+    diverging = {"name": "c2dfb", "eta_in": 1e4}
+    run(Experiment(**{**TINY, "name": "<script>window.hacked=1</script>", "algorithm": diverging}), root / "diverged")
     return root
 
 
 @pytest.fixture
-def copy(made: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of one of these folders, to be damaged."""
+def copy(recorded: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A function that copies one of these folders, to be damaged."""
 
-    def copied(name: str) -> Path:
+    def copy_folder(name: str) -> Path:
         target = tmp_path / name
-        shutil.copytree(made / name, target)
+        shutil.copytree(recorded / name, target)
         return target
 
-    return copied
+    return copy_folder

@@ -1,6 +1,6 @@
-"""The Grafana boards: well formed, and asking only for metrics that the engine exports, with bounded labels.
+"""The Grafana boards: well formed, with queries only for metrics that the engine exports, with bounded labels.
 
-That these metrics are at the Prometheus endpoint of a real run is seen in tests/platform/cli/test_submit.py.
+tests/platform/cli/test_submit.py checks that a real run serves these metrics at the Prometheus endpoint.
 """
 
 import json
@@ -17,15 +17,15 @@ from dbo.platform.engine import prometheus
 GRAFANA = Path(__file__).resolve().parents[2] / "dashboards" / "grafana"
 BOARDS = sorted(GRAFANA.glob("*.json"))
 EXPORTED = {f"ray_{name}" for name in (*prometheus.GAUGES, *prometheus.COUNTERS, *prometheus.NODE_GAUGES)}
-OF_NODES = {f"ray_{name}" for name in prometheus.NODE_GAUGES}
+NODE_METRICS = {f"ray_{name}" for name in prometheus.NODE_GAUGES}
 
 
-def expressions(board: dict[str, Any]) -> Iterator[str]:
+def list_expressions(board: dict[str, Any]) -> Iterator[str]:
     yield from (target["expr"] for panel in board["panels"] for target in panel["targets"])
 
 
-def metrics(expression: str) -> set[str]:
-    """The metrics that an expression selects: names before a brace."""
+def find_metrics(expression: str) -> set[str]:
+    """Return the metrics that an expression selects: names before a brace."""
     return set(re.findall(r"([a-zA-Z_:][\w:]*)\s*\{", expression))
 
 
@@ -35,68 +35,68 @@ def board(request: pytest.FixtureRequest) -> dict[str, Any]:
     return loaded
 
 
-def test_there_are_boards() -> None:
-    """One of runs, one of nodes; each with an address of its own."""
+def test_boards_of_runs_and_nodes_exist() -> None:
+    """Each has its own address."""
     assert [path.stem for path in BOARDS] == ["dbo-nodes", "dbo-runs"]
     assert [json.loads(path.read_text())["uid"] for path in BOARDS] == ["dbo-nodes", "dbo-runs"]
 
 
-def test_every_panel_asks_the_chosen_data_source_and_says_what_it_shows(board: dict[str, Any]) -> None:
-    """Panels have ids of their own, a title, a description, queries, and lie beside each other on the grid."""
+def test_every_panel_queries_the_chosen_data_source_and_has_a_description(board: dict[str, Any]) -> None:
+    """Panels have unique ids, a title, a description and queries, and do not overlap on the grid."""
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 0
     assert board["templating"]["list"][0] | {"label": ""} == {
         "name": "datasource", "label": "", "type": "datasource", "query": "prometheus", "current": {}, "refresh": 1,
         "options": [],
     }
-    taken: set[tuple[int, int]] = set()
+    covered: set[tuple[int, int]] = set()
     for panel in panels:
         assert panel["title"]
         assert panel["description"]
         assert panel["targets"]
-        for asking in (panel, *panel["targets"]):
-            assert asking["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for queried in (panel, *panel["targets"]):
+            assert queried["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
         at = panel["gridPos"]
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken
+        assert not cells & covered
         assert max(x for x, _ in cells) < 24
-        taken |= cells
+        covered |= cells
 
 
-def test_boards_ask_for_exported_metrics_and_bounded_labels(board: dict[str, Any]) -> None:
-    """Every query names a metric of platform/meters.py and filters and groups by run, algorithm and node only."""
-    for expression in expressions(board):
-        assert metrics(expression), expression
-        assert metrics(expression) <= EXPORTED, expression
+def test_boards_query_exported_metrics_with_bounded_labels(board: dict[str, Any]) -> None:
+    """Every query selects a metric of engine/prometheus.py, and filters and groups by run, algorithm and node only."""
+    for expression in list_expressions(board):
+        assert find_metrics(expression), expression
+        assert find_metrics(expression) <= EXPORTED, expression
         assert expression.count("(") == expression.count(")")
         labels = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
         for name, selector in re.findall(r"(\w+)\s*\{([^}]*)\}", expression):
             assert selector == 'run=~"$run", algorithm=~"$algorithm"'
-            assert labels == {*prometheus.LABELS} | ({"node"} if name in OF_NODES else set())
+            assert labels == {*prometheus.LABELS} | ({"node"} if name in NODE_METRICS else set())
 
 
 def test_every_exported_metric_is_on_a_board() -> None:
-    """What is exported is looked at; what nobody looks at need not be exported."""
-    shown = {name for path in BOARDS for e in expressions(json.loads(path.read_text())) for name in metrics(e)}
-    assert shown == EXPORTED
+    """A metric that no board shows need not be exported."""
+    queries = [query for path in BOARDS for query in list_expressions(json.loads(path.read_text()))]
+    assert set().union(*map(find_metrics, queries)) == EXPORTED
 
 
-def test_links_and_variables_lead_somewhere(board: dict[str, Any]) -> None:
-    """Boards link to each other, and the choices of runs and algorithms come from a metric that is always there."""
+def test_links_and_variables_are_valid(board: dict[str, Any]) -> None:
+    """Boards link to each other; the lists of runs and algorithms come from a metric that every run exports."""
     assert {link["url"] for link in board["links"]} <= {f"/d/{path.stem}" for path in BOARDS}
     for variable in board["templating"]["list"][1:]:
-        asked = f"label_values(ray_dbo_round, {variable['name']})"
-        assert variable["definition"] == variable["query"]["query"] == asked
+        query = f"label_values(ray_dbo_round, {variable['name']})"
+        assert variable["definition"] == variable["query"]["query"] == query
 
 
 def test_alerts_and_provisioning_fit_the_boards() -> None:
-    """Alerts ask for exported metrics; the data source has the name that Ray's boards expect; boards are mounted."""
+    """Alerts query exported metrics; the data source has the name that Ray's boards expect; boards are mounted."""
     rules = yaml.safe_load((GRAFANA / "alerts.yaml").read_text())["groups"][0]["rules"]
     assert [rule["alert"] for rule in rules] == ["RunLostProcesses", "RunStandsStill"]
     for rule in rules:
-        assert metrics(rule["expr"])
-        assert metrics(rule["expr"]) <= EXPORTED
+        assert find_metrics(rule["expr"])
+        assert find_metrics(rule["expr"]) <= EXPORTED
     source = yaml.safe_load((GRAFANA / "provisioning/datasources/dbo.yaml").read_text())["datasources"][0]
     assert (source["type"], source["uid"]) == ("prometheus", "Prometheus")
     compose = yaml.safe_load((GRAFANA.parents[1] / "docs/grafana-compose.yaml").read_text())["services"]

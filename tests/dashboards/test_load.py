@@ -1,4 +1,4 @@
-"""What is found in folders, and what is refused."""
+"""Load run folders of all kinds, and refuse damaged ones."""
 
 import json
 import os
@@ -8,71 +8,71 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dbo.dashboards.load import gather, read
+from dbo.dashboards.load import load_run, load_runs
 from dbo.platform.errors import InputError
-from dbo.platform.runs.run_folder import RunFolder, Target, read_metrics
+from dbo.platform.runs.run_folder import RunFolder, read_metrics
+from dbo.platform.runs.schema import Target
 
 Copy = Callable[[str], Path]
 
 
-def test_run_is_read_as_it_was_recorded(made: Path) -> None:
-    """Columns, nodes, graph and status are those of the files."""
-    folder = made / "sweep" / "cells" / "k3"
-    run = read(folder)
+def test_run_is_read_as_it_was_recorded(recorded: Path) -> None:
+    """Columns, nodes, graph and status equal those of the files."""
+    folder = recorded / "sweep" / "cells" / "k3"
+    run = load_run(folder)
     lines = read_metrics(folder / "metrics.jsonl")
     assert run.status == "finished"
     assert run.columns["comm_mb"].tolist() == [line["comm_mb"] for line in lines]
     assert run.nodes is not None
-    assert run.nodes.apart_x.shape == (len(lines), 4)
+    assert run.nodes.distance_x.shape == (len(lines), 4)
     assert sum(run.nodes.channels.values()) == lines[-1]["bytes_broadcast"]
     assert run.network is not None
-    assert len(run.network["edges"]) == 4
+    assert len(run.network.edges) == 4
 
 
-def test_folders_of_all_kinds(made: Path) -> None:
+def test_folders_of_all_kinds(recorded: Path) -> None:
     """A run, a group with its members, and any folder with both below it; given twice, counted once."""
-    assert len(gather([made / "quadratic"]).runs) == 1
-    group = gather([made / "sweep"])
+    assert len(load_runs([recorded / "quadratic"]).runs) == 1
+    group = load_runs([recorded / "sweep"])
     assert [run.folder.name for run in group.runs] == ["k1", "k3", "k9"]
     assert group.groups[0].axes == {"algorithm.inner_steps": [1, 3, 9]}
     assert {run.target for run in group.runs} == {Target("node_accuracy_mean", 0.6)}
-    assert len(gather([made, made / "sweep"]).runs) == 8 + 3 + 1 + 1
+    assert len(load_runs([recorded, recorded / "sweep"]).runs) == 8 + 3 + 1 + 1
 
 
-def test_run_that_goes_on(copy: Copy) -> None:
-    """Without a summary a run is under way or interrupted; a last line cut off in the middle is no damage. A lock file
-    that a crash has left behind is held by nobody, and looking at it is in nobody's way."""
+def test_unfinished_run_is_running_or_interrupted(copy: Copy) -> None:
+    """A partly written last line is no damage, and a lock file that a crash has left behind is no lock."""
     folder = copy("quadratic")
     (folder / "summary.json").unlink()
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"round": 99, "sec')
-    assert read(folder).status == "interrupted"
+    assert load_run(folder).status == "interrupted"
     (folder / ".lock").touch()
-    assert read(folder).status == "interrupted"
-    held = RunFolder(folder)
-    held.acquire()
-    assert read(folder).status == "running"
-    held.release()
-    assert read(folder).status == "interrupted"
-    assert read(folder).columns["round"][-1] == 8
+    assert load_run(folder).status == "interrupted"
+    locked = RunFolder(folder)
+    locked.acquire()
+    assert load_run(folder).status == "running"
+    locked.release()
+    assert load_run(folder).status == "interrupted"
+    assert load_run(folder).columns["round"][-1] == 8
 
 
-def test_cells_that_have_not_begun_are_counted(copy: Copy) -> None:
+def test_members_that_have_not_started_are_counted(copy: Copy) -> None:
     folder = copy("sweep")
     group = json.loads((folder / "group.json").read_text())
     (folder / "group.json").write_text(json.dumps({**group, "members": [*group["members"], "cells/later"]}))
-    assert gather([folder]).groups[0].waiting == 1
+    assert load_runs([folder]).groups[0].pending == 1
 
 
 def test_events_become_incidents(copy: Copy) -> None:
-    """Losses and recoveries as events.jsonl tells them, divergence as the summary does."""
+    """Losses and recoveries from events.jsonl, divergence from the summary."""
     folder = copy("quadratic")
     with open(folder / "events.jsonl", "a") as file:
         lost = {"timestamp": 1.0, "kind": "lost", "after_round": 3, "blocks": [1], "reason": "died"}
         file.write(json.dumps(lost) + "\n")
         file.write(json.dumps({**lost, "kind": "recovered", "resumed_after": 2, "seconds": 0.5}) + "\n")
-    assert [(i.kind, i.round) for i in read(folder).incidents] == [("lost", 3), ("recovered", 3)]
-    diverged = read(copy("diverged"))
+    assert [(i.kind, i.round) for i in load_run(folder).incidents] == [("lost", 3), ("recovered", 3)]
+    diverged = load_run(copy("diverged"))
     assert diverged.status == "diverged"
     assert diverged.incidents[-1].kind == "diverged"
 
@@ -130,7 +130,7 @@ def test_damage_is_one_line_that_names_the_folder(copy: Copy, damage: Callable[[
     folder = copy("quadratic")
     damage(folder)
     with pytest.raises(InputError) as error:
-        gather([folder])
+        load_runs([folder])
     assert str(folder) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -140,25 +140,25 @@ def test_group_must_name_folders_inside_it(copy: Copy, members: object) -> None:
     folder = copy("sweep")
     (folder / "group.json").write_text(json.dumps({"members": members}))
     with pytest.raises(InputError, match="members"):
-        gather([folder])
+        load_runs([folder])
 
 
 def test_foreign_folders(tmp_path: Path) -> None:
-    """Nothing there, nothing in it, nothing near enough."""
+    """Missing, without runs, or with runs too deep below."""
     with pytest.raises(InputError, match="no such folder"):
-        gather([tmp_path / "missing"])
+        load_runs([tmp_path / "missing"])
     deep = tmp_path / "a" / "b" / "c" / "d"
     deep.mkdir(parents=True)
     (deep / "metrics.jsonl").write_text('{"round": 0}\n')
     with pytest.raises(InputError, match="no run, comparison or sweep"):
-        gather([tmp_path])
+        load_runs([tmp_path])
 
 
 def test_values_that_are_not_finite_are_missing_values(copy: Copy) -> None:
     folder = copy("quadratic")
     (folder / "metrics.jsonl").write_text('{"round": 0, "comm_mb": NaN, "seconds": null, "upper_loss": 1.5}\n')
     os.remove(folder / "nodes.jsonl")
-    run = read(folder)
+    run = load_run(folder)
     assert np.isnan(run.columns["comm_mb"][0])
-    assert run.last("comm_mb") is None
-    assert run.last("upper_loss") == 1.5
+    assert run.last_value("comm_mb") is None
+    assert run.last_value("upper_loss") == 1.5

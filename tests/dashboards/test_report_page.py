@@ -1,4 +1,4 @@
-"""The page in a real browser, from disk, with the network off."""
+"""The report in a real browser, opened from disk, offline."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dbo.dashboards import report
-from dbo.dashboards.load import gather
+from dbo.dashboards.load import load_runs
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PATIENCE = 60_000     # milliseconds; a loaded machine takes its time
+TIMEOUT = 60_000      # milliseconds; a loaded machine is slow
 
 # Ratio of the luminances of a text and of what is behind it (WCAG 2): 4.5 is readable.
 CONTRAST = """() => {
@@ -41,9 +41,9 @@ CONTRAST = """() => {
 
 
 @pytest.fixture(scope="module")
-def html(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def html(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page") / "report.html"
-    report.write(gather([made / "compare", made / "sweep", made / "diverged"]), out)
+    report.write_page(load_runs([recorded / "compare", recorded / "sweep", recorded / "diverged"]), out)
     return out
 
 
@@ -55,39 +55,39 @@ def browser() -> Iterator[Any]:
         yield None
         return
     with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
+        launched = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield launched
+        launched.close()
 
 
 @pytest.fixture
 def visit(browser: Any, html: Path, require: Callable[[str, bool], None]) -> Iterator[Callable[..., Any]]:
-    """Opens the page; at the end, nothing may have gone wrong in it."""
+    """A function that opens the page; at the end the page must have had no error, warning or request."""
     require("browser", CHROMIUM is not None)
-    wrong: list[str] = []
+    problems: list[str] = []
     contexts = []
 
-    def opened(width: int = 1280, scheme: str = "light", address: str | None = None) -> Any:
+    def open_page(width: int = 1280, scheme: str = "light", address: str | None = None) -> Any:
         context = browser.new_context(
             offline=True, viewport={"width": width, "height": 800}, color_scheme=scheme, accept_downloads=True
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(PATIENCE)
-        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: wrong.append(request.url) if request.url.startswith("http") else None)
+        page.set_default_timeout(TIMEOUT)
+        page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
         page.goto(address or html.as_uri())
         return page
 
-    yield opened
+    yield open_page
     for context in contexts:
         context.close()
-    assert wrong == []
+    assert problems == []
 
 
 def scroll_through(page: Any) -> None:
-    """To each figure, until all its panels are drawn."""
+    """Scroll to each figure until all its panels are drawn."""
     for figure in page.locator("figure").all():
         figure.scroll_into_view_if_needed()
     panels = page.locator(".panel").all()
@@ -96,60 +96,60 @@ def scroll_through(page: Any) -> None:
         panel.locator(".main-svg").first.wait_for(state="attached")
 
 
-def beyond(page: Any) -> list[str]:
-    """What sticks out to the right."""
+def find_overflow(page: Any) -> list[str]:
+    """Return the elements that stick out to the right."""
     found = page.evaluate("""() => [...document.querySelectorAll(".main-svg, h1, h2, .card, select, textarea")]
         .filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => String(e.className) || e.tagName)""")
-    wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
-    return [*found, *(["the page"] if wide else [])]
+    overflows = page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    return [*found, *(["the page"] if overflows else [])]
 
 
-def test_every_figure_has_data_drawn(visit: Callable[..., Any], tmp_path: Path) -> None:
-    """Lazily: not before they are near the screen. Names stay text."""
+def test_every_figure_shows_data(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """Panels are drawn when they come near the screen. Names stay text."""
     page = visit()
     assert page.locator("#topology .main-svg").count() == 0
     scroll_through(page)
-    drawn = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll("figure")].map(figure => [figure.id,
+    marks = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll("figure")].map(figure => [figure.id,
         [...figure.querySelectorAll(".panel")].map(panel => [
             ...panel.querySelectorAll(".scatterlayer .trace path, .barlayer .point path, .heatmaplayer image"),
         ].filter(e => e.tagName === "image" || (e.getAttribute("d") || "").length > 8).length)]))""")
-    assert set(drawn) == {
+    assert set(marks) == {
         "accuracy", "loss", "sensitivity", "consensus", "channels", "oracles", "nodes", "topology"
     }
-    assert all(count > 0 for counts in drawn.values() for count in counts), drawn
-    assert len(drawn["accuracy"]) == 3                                  # a panel per setting
+    assert all(count > 0 for counts in marks.values() for count in counts), marks
+    assert len(marks["accuracy"]) == 3                                  # a panel per setting
     assert page.locator("#consensus .panel").first.locator(".trace").count() >= 3      # with the rate
     assert page.evaluate("window.hacked") is None
-    assert beyond(page) == []
+    assert find_overflow(page) == []
     page.screenshot(path=tmp_path / "light.png", full_page=True)
 
 
-def test_controls(visit: Callable[..., Any], tmp_path: Path) -> None:
-    """Axis switch, legend, slider, data, download."""
+def test_controls_change_the_figures(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """Axis switch, legend, slider, data and download work."""
     page = visit()
     scroll_through(page)
     accuracy = page.locator("#accuracy")
     title = accuracy.locator(".panel").first.locator(".xtitle")
     assert "MB" in title.text_content()
     accuracy.get_by_role("button", name="rounds").click()
-    page.wait_for_function("document.querySelector('#accuracy .xtitle').textContent === 'rounds'")
+    page.wait_for_function("() => document.querySelector('#accuracy .xtitle').textContent === 'rounds'")
     traces = page.locator("#loss .panel .scatterlayer .trace")
     before = traces.count()
     accuracy.locator(".legend button", has_text="mdbo").click()
-    page.wait_for_function(f"document.querySelectorAll('#loss .panel .scatterlayer .trace').length < {before}")
+    page.wait_for_function(f"() => document.querySelectorAll('#loss .panel .scatterlayer .trace').length < {before}")
 
     topology = page.locator("#topology")
-    slider, told = topology.locator("input[type=range]"), topology.locator("output")
+    slider, shown_round = topology.locator("input[type=range]"), topology.locator("output")
     colours = "[...document.querySelectorAll('#topology .points path')].map(p => p.style.fill).join()"
-    last, shown = told.text_content(), page.evaluate(colours)
+    last, shown = shown_round.text_content(), page.evaluate(colours)
     slider.focus()
     for _ in range(6):
         page.keyboard.press("ArrowLeft")
-    assert told.text_content() != last
-    page.wait_for_function(f"{colours} !== {shown!r}")
+    assert shown_round.text_content() != last
+    page.wait_for_function(f"() => {colours} !== {shown!r}")
 
     accuracy.locator("summary").click()
-    page.wait_for_function("document.querySelector('#accuracy textarea').value.length > 100")
+    page.wait_for_function("() => document.querySelector('#accuracy textarea').value.length > 100")
     assert "dbo report" in accuracy.locator("code").text_content()
     with page.expect_download() as download:
         accuracy.locator("[data-download]").click()
@@ -174,12 +174,12 @@ def test_text_is_readable(visit: Callable[..., Any], scheme: str, tmp_path: Path
 def test_page_fits_a_phone(visit: Callable[..., Any], tmp_path: Path) -> None:
     page = visit(width=400)
     scroll_through(page)
-    assert beyond(page) == []
+    assert find_overflow(page) == []
     page.screenshot(path=tmp_path / "400.png", full_page=True)
 
 
 def test_print_has_every_figure(visit: Callable[..., Any], tmp_path: Path) -> None:
-    """Without having been scrolled to; light, though the page was dark."""
+    """Also figures that were not scrolled to; in light colours, although the page is dark."""
     page = visit(scheme="dark")
     page.pdf(path=tmp_path / "print.pdf", prefer_css_page_size=True)
     assert page.evaluate("[...document.querySelectorAll('.panel')].every(p => p.querySelector('.main-svg'))")
@@ -188,7 +188,7 @@ def test_print_has_every_figure(visit: Callable[..., Any], tmp_path: Path) -> No
 
 
 def test_page_works_in_a_sandboxed_frame(visit: Callable[..., Any], html: Path, tmp_path: Path) -> None:
-    """As MLflow shows artifacts: scripts, but no origin, no storage, no siblings, no downloads."""
+    """MLflow shows artifacts like this: scripts, but no origin, no storage, no other files, no downloads."""
     frame = tmp_path / "frame.html"
     frame.write_text(f'<iframe sandbox="allow-scripts" width="1200" height="700" src="{html.as_uri()}"></iframe>')
     inside = visit(address=frame.as_uri()).frame_locator("iframe")

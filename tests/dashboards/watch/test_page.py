@@ -1,4 +1,4 @@
-"""The live page in a real browser, beside a real run: it fills, ends, starts again, and outlives its server."""
+"""The live page in a real browser, beside a real run: progress, end, restart of the run and of the server."""
 
 import os
 import shutil
@@ -16,38 +16,38 @@ from dbo.platform.runs.runner import Result, run
 CHROMIUM = shutil.which("chromium")
 EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PATIENCE = 60_000     # milliseconds; a loaded machine takes its time
+TIMEOUT = 60_000      # milliseconds; a loaded machine is slow
 
 
-class Gated:
-    """A run in a thread that waits at round `stop` until it is let go."""
+class PausedRun:
+    """A run in a thread that waits at round `stop` until `finish` is called."""
 
     def __init__(self, folder: Path, stop: int) -> None:
-        self._stop, self._go = stop, threading.Event()
+        self._stop, self._released = stop, threading.Event()
         experiment = Experiment(name=EVIL, rounds=12, nodes=5, engine={"name": "local"})
-        self._thread = threading.Thread(target=run, args=(experiment, folder), kwargs={"watcher": self}, daemon=True)
+        self._thread = threading.Thread(target=run, args=(experiment, folder), kwargs={"callback": self}, daemon=True)
         self._thread.start()
 
-    def started(self, experiment: Experiment, done: int) -> None: ...
-    def noted(self, text: str) -> None: ...
-    def ended(self, result: Result) -> None: ...
+    def on_start(self, experiment: Experiment, done: int) -> None: ...
+    def on_notice(self, text: str) -> None: ...
+    def on_end(self, result: Result) -> None: ...
 
-    def evaluated(self, record: dict[str, Any]) -> None:
+    def on_evaluation(self, record: dict[str, Any]) -> None:
         if record["round"] == self._stop:
-            self._go.wait(120)
+            self._released.wait(120)
 
     def finish(self) -> None:
-        self._go.set()
+        self._released.set()
         self._thread.join(120)
 
 
-class Served:
+class ServerThread:
     """The server in a thread."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        self._server, place = server.server(folder), server.listen(port)
-        self.port = int(place.getsockname()[1])
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [place]}, daemon=True)
+        self._server, listener = server.create_server(folder), server.open_socket(port)
+        self.port = int(listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -63,73 +63,72 @@ def page(require: Callable[[str, bool], None]) -> Iterator[Any]:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(TIMEOUT)
         yield page
         browser.close()
 
 
-def shows(page: Any, rounds: int, state: str) -> None:
-    """Waits until tiles, curve, nodes and badge have come to this round, and the curve has every round once."""
+def wait_until_shown(page: Any, rounds: int, state: str) -> None:
+    """Wait until tiles, curve, nodes and badge have reached this round, and the curve has every round once."""
     page.wait_for_function(
         """([rounds, state]) => {
-            const drawn = document.querySelector("#accuracy").data?.[0]?.x ?? [];
+            const xs = document.querySelector("#accuracy").data?.[0]?.x ?? [];
             return document.querySelector("#tiles dd")?.textContent === `${rounds} of 12`
                 && document.querySelector("#state").textContent.includes(state)
                 && document.querySelector("#nodes-round").textContent === `at round ${rounds}`
-                && drawn.length === rounds + 1 && drawn.every((x, i) => x === i);
+                && xs.length === rounds + 1 && xs.every((x, i) => x === i);
         }""", arg=[rounds, state],
     )
 
 
-def test_the_page_lives_with_the_run(page: Any, tmp_path: Path) -> None:
-    """Waiting, going on, ended, started again, the server gone and back: each is shown, and no round twice."""
-    folder, trouble = tmp_path / "run", []
+def test_page_follows_run_and_server_through_restarts(page: Any, tmp_path: Path) -> None:
+    """Waiting, running, ended, restarted, server lost and back: each is shown, and no round twice."""
+    folder, problems = tmp_path / "run", []
     folder.mkdir()
-    page.on("pageerror", lambda error: trouble.append(str(error)))
-    page.on("console", lambda said: trouble.append(said.text) if said.type == "error" else None)
-    page.on("request", lambda asked: None if "//127.0.0.1:" in asked.url or asked.url.startswith("data:")
-            else trouble.append(asked.url))
-    served = Served(folder)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
+    page.on("request", lambda request: None if "//127.0.0.1:" in request.url or request.url.startswith("data:")
+            else problems.append(request.url))
+    served = ServerThread(folder)
     page.goto(f"http://127.0.0.1:{served.port}/")
     page.wait_for_function("() => document.querySelector('#state').textContent.includes('waiting')")
 
-    going = Gated(folder, stop=4)
-    shows(page, 4, "running")
+    first = PausedRun(folder, stop=4)
+    wait_until_shown(page, 4, "running")
     assert page.locator("#topology circle").count() == page.locator("#nodes tbody tr").count() == 5
     assert page.locator("#events li").count() == 1
-    going.finish()
-    shows(page, 12, "finished")
+    first.finish()
+    wait_until_shown(page, 12, "finished")
     assert EVIL in page.locator("#facts").text_content()
     for by, last in (("MB", 1.0), ("seconds", 0.0), ("rounds", 11.9)):
-        page.click(f"#against button:has-text('{by}')")
+        page.click(f"#x-axis button:has-text('{by}')")
         assert page.evaluate("document.querySelector('#loss').data[0].x.at(-1)") > last
         assert page.locator("#loss .scatterlayer path.js-line").count() == 1
-    screenshot(page, tmp_path, "light-1280")
+    save_screenshot(page, tmp_path, "light-1280")
 
-    again = Gated(folder, stop=2)
-    shows(page, 2, "running")
-    assert trouble == []
+    second = PausedRun(folder, stop=2)
+    wait_until_shown(page, 2, "running")
+    assert problems == []
 
     served.stop()
-    page.wait_for_function("() => document.querySelector('#link').textContent.includes('does not answer')")
-    assert all("ERR_CONNECTION" in line for line in trouble)
-    served = Served(folder, served.port)
-    page.wait_for_function("() => document.querySelector('#link').textContent.includes('live')")
-    trouble.clear()
-    again.finish()
-    shows(page, 12, "finished")
+    page.wait_for_function("() => document.querySelector('#connection').textContent.includes('no connection')")
+    assert all("ERR_CONNECTION" in line for line in problems)
+    served = ServerThread(folder, served.port)
+    page.wait_for_function("() => document.querySelector('#connection').textContent.includes('live')")
+    problems.clear()
+    second.finish()
+    wait_until_shown(page, 12, "finished")
 
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 400, "height": 800})
     page.wait_for_function("() => document.querySelector('#accuracy').layout.font.color === '#e8ecf2'")
     page.wait_for_function("() => document.documentElement.scrollWidth <= 400")    # redrawn a moment later
-    screenshot(page, tmp_path, "dark-400")
+    save_screenshot(page, tmp_path, "dark-400")
     assert page.evaluate("window.hacked") is None
-    assert trouble == []
+    assert problems == []
     served.stop()
 
 
-def screenshot(page: Any, folder: Path, name: str) -> None:
-    """For people to look at; kept where DBO_SCREENSHOTS says."""
-    place = Path(os.environ.get("DBO_SCREENSHOTS", folder))
-    page.screenshot(path=place / f"watch-{name}.png", full_page=True)
+def save_screenshot(page: Any, folder: Path, name: str) -> None:
+    """Save a picture for people; the variable DBO_SCREENSHOTS names the folder."""
+    page.screenshot(path=Path(os.environ.get("DBO_SCREENSHOTS", folder)) / f"watch-{name}.png", full_page=True)

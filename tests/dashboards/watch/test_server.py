@@ -1,4 +1,4 @@
-"""The live page's server: what it says of runs that go on, end, recover, start again, are damaged, or are hostile."""
+"""The live page's server: running, ended, recovered, restarted, damaged and hostile runs; HTTP; the command."""
 
 import http.client
 import json
@@ -17,30 +17,31 @@ from typing import Any, NamedTuple
 import pytest
 
 from dbo.dashboards.watch import runs, server
-from dbo.dashboards.watch.runs import Watched
-from dbo.dashboards.watch.server import serve
+from dbo.dashboards.watch.runs import WatchedFolder
+from dbo.dashboards.watch.server import serve_live_page
 from dbo.dashboards.watch.tail import Tail, last_line
 from dbo.platform.errors import InputError
-from dbo.platform.runs.run_folder import COLUMNS, RunFolder
+from dbo.platform.runs.run_folder import RunFolder
+from dbo.platform.runs.schema import COLUMNS, Summary
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 DBO = [sys.executable, "-c", "from dbo.platform.cli.main import main; main()"]
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every question looks at the files."""
-    monkeypatch.setattr(runs, "_AGAIN", 0.0)
+def _refresh_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request reads the files."""
+    monkeypatch.setattr(runs, "_REFRESH", 0.0)
 
 
-def begin(folder: Path, rounds: int = 10, **changes: str) -> RunFolder:
-    """A run that has started and not evaluated anything."""
+def start_run(folder: Path, rounds: int = 10, **changes: str) -> RunFolder:
+    """Write the folder of a run that has started and not evaluated anything."""
     run = RunFolder(folder)
     run.acquire()
     settings = {"name": "n", "rounds": rounds, "algorithm": {"name": "c2dfb"}, "nodes": 3, **changes}
     run.experiment.write_text(json.dumps(settings))          # JSON is YAML
     run.write_network({"nodes": 3, "links": 3, "spectral_gap": 0.5, "edges": [[0, 1], [1, 2], [0, 2]]})
-    run.tell("started", after_round=0, rounds=rounds)
+    run.log_event("started", after_round=0, rounds=rounds)
     return run
 
 
@@ -53,98 +54,98 @@ def evaluate(run: RunFolder, *rounds: int, at: float | None = None) -> None:
 
 
 class Page:
-    """What the page's script does: keeps what it was told, and asks for the rest."""
+    """Does what the page's script does: keeps what it has, and requests the rest."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedFolder) -> None:
         self.watched, self.boot, self.count = watched, "", 0
         self.runs: dict[str, dict[str, Any]] = {}
-        self.sent = 0
+        self.received = 0
 
-    def ask(self) -> dict[str, dict[str, Any]]:
-        told = json.loads(json.dumps(self.watched.tell(self.boot, self.count), allow_nan=False))
-        if told["boot"] != self.boot:
+    def poll(self) -> dict[str, dict[str, Any]]:
+        update = json.loads(json.dumps(self.watched.get_updates(self.boot, self.count), allow_nan=False))
+        if update["boot"] != self.boot:
             self.runs.clear()
-        self.boot, self.count, self.group = told["boot"], told["count"], told
-        self.sent = sum(len(run["rows"]) for run in told["runs"])
-        for run in told["runs"]:
+        self.boot, self.count, self.group = update["boot"], update["count"], update
+        self.received = sum(len(run["rows"]) for run in update["runs"])
+        for run in update["runs"]:
             before = [] if run["reset"] else self.runs[run["path"]]["rows"]
             self.runs[run["path"]] = {**run, "rows": before + run["rows"]}
         return self.runs
 
     def rounds(self, path: str = ".") -> list[int]:
-        return [row[0] for row in self.ask()[path]["rows"]]
+        return [row[0] for row in self.poll()[path]["rows"]]
 
 
-def test_a_run_is_followed_from_before_its_first_line_to_its_end(tmp_path: Path) -> None:
-    """An empty folder, then lines as they come, each sent once, then the final state; later questions get nothing."""
-    page = Page(Watched(tmp_path))
-    assert page.ask()["."]["state"] == "waiting"
-    run = begin(tmp_path)
+def test_run_is_followed_from_before_its_first_line_to_its_end(tmp_path: Path) -> None:
+    """An empty folder, then new lines, each sent once, then the final state; later requests get nothing."""
+    page = Page(WatchedFolder(tmp_path))
+    assert page.poll()["."]["state"] == "waiting"
+    run = start_run(tmp_path)
     assert (page.rounds(), page.runs["."]["state"]) == ([], "running")
     evaluate(run, 0, 1, 2)
     assert page.rounds() == [0, 1, 2]
     with open(run.metrics, "a") as file:
         file.write('{"round": 3, "sec')          # in the middle of a line
-    assert (page.rounds(), page.sent, page.runs["."]["problem"]) == ([0, 1, 2], 0, "")
-    run.rewind(2)
+    assert (page.rounds(), page.received, page.runs["."]["problem"]) == ([0, 1, 2], 0, "")
+    run.rollback(2)
     evaluate(run, 3, 4)
     assert page.rounds() == [0, 1, 2, 3, 4]
-    assert page.sent == 2
-    run.write_summary({"status": "finished"})
-    run.tell("ended", status="finished")
+    assert page.received == 2
+    run.write_summary(Summary("finished"))
+    run.log_event("ended", status="finished")
     run.release()
     assert page.rounds() == [0, 1, 2, 3, 4]
-    assert (page.runs["."]["state"], page.sent) == ("finished", 0)
-    assert page.ask()
+    assert (page.runs["."]["state"], page.received) == ("finished", 0)
+    assert page.poll()
     assert page.group["runs"] == []
 
 
-def test_a_recovery_takes_lines_back(tmp_path: Path) -> None:
-    """After a roll-back the rounds since are gone from the page, and come once when they are replayed."""
-    run = begin(tmp_path)
-    page = Page(Watched(tmp_path))
+def test_recovery_removes_lines(tmp_path: Path) -> None:
+    """After a rollback the later rounds disappear from the page, and come once when they are replayed."""
+    run = start_run(tmp_path)
+    page = Page(WatchedFolder(tmp_path))
     evaluate(run, 0, 1, 2, 3, 4)
     assert page.rounds() == [0, 1, 2, 3, 4]
-    run.tell("lost", after_round=4, blocks=[1], reason="ActorDiedError")
-    assert page.ask()["."]["state"] == "recovering"
-    run.rewind(2)
-    run.tell("recovered", after_round=4, blocks=[1], reason="ActorDiedError", resumed_after=2, seconds=1.5)
+    run.log_event("lost", after_round=4, blocks=[1], reason="ActorDiedError")
+    assert page.poll()["."]["state"] == "recovering"
+    run.rollback(2)
+    run.log_event("recovered", after_round=4, blocks=[1], reason="ActorDiedError", resumed_after=2, seconds=1.5)
     assert page.rounds() == [0, 1, 2]
     evaluate(run, 3, 4, 5)
     assert page.rounds() == [0, 1, 2, 3, 4, 5]
     assert (page.runs["."]["recoveries"], page.runs["."]["state"]) == (1, "running")
-    # Cut and grown beyond the old length between two questions.
-    run.rewind(3)
+    # Truncated and grown beyond the old length between two requests.
+    run.rollback(3)
     evaluate(run, 4, 5, 6, 7, at=1.0)
     assert page.rounds() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_crashed_run_is_not_running(tmp_path: Path) -> None:
-    """A lock file that nobody holds: stopped, also in a recovery; at work again once it is gone on with."""
-    run = begin(tmp_path)
-    page = Page(Watched(tmp_path))
+def test_crashed_run_is_not_running(tmp_path: Path) -> None:
+    """A lock file that no process holds means stopped, also during a recovery; resumed, the run is running again."""
+    run = start_run(tmp_path)
+    page = Page(WatchedFolder(tmp_path))
     evaluate(run, 0, 1)
-    assert page.ask()["."]["state"] == "running"
+    assert page.poll()["."]["state"] == "running"
     run.release()
-    (tmp_path / ".lock").touch()                # which a process that is killed cannot remove
-    assert page.ask()["."]["state"] == "stopped"
-    run.tell("lost", after_round=1, blocks=[1], reason="ActorDiedError")
-    assert page.ask()["."]["state"] == "stopped"
+    (tmp_path / ".lock").touch()                # a process that is killed cannot remove it
+    assert page.poll()["."]["state"] == "stopped"
+    run.log_event("lost", after_round=1, blocks=[1], reason="ActorDiedError")
+    assert page.poll()["."]["state"] == "stopped"
     run.acquire()
-    assert page.ask()["."]["state"] == "recovering"
+    assert page.poll()["."]["state"] == "recovering"
 
 
-def test_a_run_that_starts_again_is_shown_anew(tmp_path: Path) -> None:
-    """The folder is cleared and filled again, even to the same length: nothing old, nothing twice."""
-    run = begin(tmp_path)
-    page = Page(Watched(tmp_path))
+def test_restarted_run_replaces_the_old_one(tmp_path: Path) -> None:
+    """The folder is emptied and filled again, even to the same length: nothing old, nothing twice."""
+    run = start_run(tmp_path)
+    page = Page(WatchedFolder(tmp_path))
     evaluate(run, 0, 1, 2, at=1000.0)
-    run.write_summary({"status": "diverged", "error": "round 3: x is not finite"})
+    run.write_summary(Summary("diverged", error="round 3: x is not finite"))
     assert (page.rounds(), page.runs["."]["state"]) == ([0, 1, 2], "diverged")
     assert page.runs["."]["error"] == "round 3: x is not finite"
     run.clear()
     run.release()
-    run = begin(tmp_path)
+    run = start_run(tmp_path)
     evaluate(run, 0, 1, 2, at=2000.0)
     assert page.rounds() == [0, 1, 2]
     assert page.runs["."]["last"]["timestamp"] == 2002.0
@@ -153,20 +154,20 @@ def test_a_run_that_starts_again_is_shown_anew(tmp_path: Path) -> None:
     assert page.rounds() == []
 
 
-def test_a_restarted_server_tells_everything_once(tmp_path: Path) -> None:
-    """A page that knew another server drops what it had."""
-    evaluate(begin(tmp_path), 0, 1)
-    page = Page(Watched(tmp_path))
+def test_restarted_server_sends_everything_once(tmp_path: Path) -> None:
+    """A page that knows another server drops what it has."""
+    evaluate(start_run(tmp_path), 0, 1)
+    page = Page(WatchedFolder(tmp_path))
     assert page.rounds() == [0, 1]
-    page.watched = Watched(tmp_path)
+    page.watched = WatchedFolder(tmp_path)
     assert page.rounds() == [0, 1]
-    assert page.sent == 2
+    assert page.received == 2
 
 
 def test_long_runs_are_thinned_and_end_with_their_last_line(tmp_path: Path) -> None:
-    """The page never gets more than its share of points; what it has is replaced by the thinner curve."""
-    run = begin(tmp_path, rounds=9000)
-    page = Page(Watched(tmp_path))
+    """The page never gets more than its share of points; the thinner curve replaces what it has."""
+    run = start_run(tmp_path, rounds=9000)
+    page = Page(WatchedFolder(tmp_path))
     for start in range(0, 9000, 1500):
         evaluate(run, *range(start, start + 1500))
         rounds = page.rounds()
@@ -177,50 +178,50 @@ def test_long_runs_are_thinned_and_end_with_their_last_line(tmp_path: Path) -> N
 
 
 def test_time_left_does_not_count_pauses(tmp_path: Path) -> None:
-    """Pace is that of the lines since the run was started or recovered last."""
-    run = begin(tmp_path)
-    page = Page(Watched(tmp_path))
+    """The pace is that of the lines since the last start or recovery."""
+    run = start_run(tmp_path)
+    page = Page(WatchedFolder(tmp_path))
     evaluate(run, 0, 1, at=1.0)
-    assert page.ask()["."]["rate"] is None
+    assert page.poll()["."]["rate"] is None
     evaluate(run, 2, 3, 4, at=time.time() + 10)
-    assert page.ask()["."]["rate"] == pytest.approx(1.0, rel=1e-3)
+    assert page.poll()["."]["rate"] == pytest.approx(1.0, rel=1e-3)
 
 
-def test_members_of_a_group(tmp_path: Path) -> None:
-    """Members in the group's order, those without a line too; names say in what they differ; strangers are left out."""
+def test_members_of_a_group_are_listed(tmp_path: Path) -> None:
+    """In the group's order, also without a line; labels name the differences; folders outside are left out."""
     (tmp_path / "group.json").write_text(json.dumps({
         "kind": "sweep", "name": "grid", "status": "running", "target": "test_accuracy=0.7",
         "started": "2026-01-01T00:00:00",
         "members": ["cells/b", "cells/a", "cells/c", "../other", "/etc", "cells/a", 3, "a\0b"],
     }))
-    held = []
+    recorded = []
     for cell, lam in (("a", 1), ("b", 2)):
-        held.append(begin(tmp_path / "cells" / cell, algorithm={"name": "c2dfb", "lam": lam}))  # type: ignore[arg-type]
-        evaluate(held[-1], 0, 1)
-    page = Page(Watched(tmp_path))
-    page.ask()
+        recorded.append(start_run(tmp_path / "cells" / cell, algorithm={"name": "c2dfb", "lam": lam}))  # type: ignore[arg-type]
+        evaluate(recorded[-1], 0, 1)
+    page = Page(WatchedFolder(tmp_path))
+    page.poll()
     assert list(page.runs) == ["cells/b", "cells/a", "cells/c"]
     assert [run["label"] for run in page.runs.values()] == ["c2dfb lam=2", "c2dfb lam=1", "cells/c"]
     assert page.group["states"] == {"running": 2, "waiting": 1}
     assert (page.group["kind"], page.group["name"], page.group["target"]) == ("sweep", "grid", "test_accuracy=0.7")
     assert page.group["left"] > 0
     (tmp_path / "group.json").write_text(json.dumps({"kind": "sweep", "members": ["cells/c", "cells/d"]}))
-    page.ask()
+    page.poll()
     assert len(page.group["order"]) == 2
 
 
-def test_any_folder_with_runs_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are found some folders down, new ones too; of too many some are left out, and it is said how many."""
-    evaluate(begin(tmp_path / "one"), 0)
-    evaluate(begin(tmp_path / "deep" / "two", algorithm={"name": "mdbo"}), 0)  # type: ignore[arg-type]
-    page = Page(Watched(tmp_path))
-    assert {path: run["label"] for path, run in page.ask().items()} == {"deep/two": "mdbo", "one": "c2dfb"}
-    begin(tmp_path / "three", seed="1")
+def test_runs_are_found_below_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some levels down, new ones too; if there are too many, the page gets the number of those left out."""
+    evaluate(start_run(tmp_path / "one"), 0)
+    evaluate(start_run(tmp_path / "deep" / "two", algorithm={"name": "mdbo"}), 0)  # type: ignore[arg-type]
+    page = Page(WatchedFolder(tmp_path))
+    assert {path: run["label"] for path, run in page.poll().items()} == {"deep/two": "mdbo", "one": "c2dfb"}
+    start_run(tmp_path / "three", seed="1")
     page.watched._searched = -10.0
-    assert page.ask()["three"]["label"] == "c2dfb seed=1"
-    monkeypatch.setattr(runs, "MOST_RUNS", 2)
+    assert page.poll()["three"]["label"] == "c2dfb seed=1"
+    monkeypatch.setattr(runs, "MAX_RUNS", 2)
     page.watched._searched = -10.0
-    page.ask()
+    page.poll()
     assert (len(page.group["order"]), page.group["left_out"]) == (2, 1)
 
 
@@ -228,33 +229,34 @@ def test_any_folder_with_runs_below(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     b"garbage\n", b"[1, 2]\n", b'{"round": "x"}\n', b"\xff\xfe\n", pytest.param(b"[" * 100_000 + b"\n", id="nested"),
 ])
 def test_damaged_files_are_shown_as_damaged(tmp_path: Path, damage: bytes) -> None:
-    """A bad line is told with its number; the lines around it are shown; numbers that are none are left out."""
-    run = begin(tmp_path)
+    """A bad line is reported with its number; the lines around it are shown; invalid numbers are left out."""
+    run = start_run(tmp_path)
     evaluate(run, 0)
     with open(run.metrics, "ab") as file:
         file.write(damage + b'{"round": 2, "upper_loss": NaN, "test_loss": 1e999, "seconds": true, "comm_mb": "x"}\n')
     for name in ("nodes.jsonl", "events.jsonl", "experiment.yaml", "network.json", "summary.json", "group.json"):
         (tmp_path / name).write_bytes(damage)
-    watched = Watched(tmp_path)
+    watched = WatchedFolder(tmp_path)
     page = Page(watched)
-    shown = page.ask()["."]
+    shown = page.poll()["."]
     assert shown["problem"] == "metrics.jsonl: line 2 is damaged"
     assert [row[0] for row in shown["rows"]] == [0, 2]
     assert shown["rows"][1][1:] == [None] * (len(runs.SHOWN) - 1)
-    detail = watched.detail(shown["id"])
+    detail = watched.get_details(shown["id"])
     assert json.dumps(detail, allow_nan=False)
 
 
 def test_hostile_settings_stay_small(tmp_path: Path) -> None:
-    """Aliases that would unfold to gigabytes, and values of odd kinds, do not reach the page."""
-    run = begin(tmp_path)
+    """Aliases that would expand to gigabytes, and values of odd types, do not reach the page."""
+    run = start_run(tmp_path)
     doubled = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
-    last = "algorithm: {name: c2dfb, lam: *a39}\nrounds: .inf\n"
-    run.experiment.write_text(f"name: {EVIL!r}\na0: &a0 [x]\n{doubled}{last}")
-    shown = Page(Watched(tmp_path)).ask()["."]
-    assert shown["facts"] == [EVIL]
-    assert shown["rounds"] == 0
-    assert len(json.dumps(shown)) < 5000
+    odd = "algorithm: {name: c2dfb, lam: [1, 2], step: 2026-01-01}\nrounds: .inf\n"
+    for settings, facts in ((f"name: x\na0: &a0 [x]\n{doubled}", []), (f"name: {EVIL!r}\n{odd}", [EVIL])):
+        run.experiment.write_text(settings)
+        shown = Page(WatchedFolder(tmp_path)).poll()["."]
+        assert shown["facts"] == facts
+        assert shown["rounds"] == 0
+        assert len(json.dumps(shown)) < 5000
 
 
 @pytest.mark.parametrize("value", [
@@ -262,9 +264,9 @@ def test_hostile_settings_stay_small(tmp_path: Path) -> None:
     "{a: {b: {c: {d: 1}}}}", "0001-01-01",
 ])
 def test_hostile_values_do_not_break_the_page(tmp_path: Path, value: str) -> None:
-    """Half characters, numbers beyond bounds and dates, wherever a file can have them: the answer is still JSON."""
+    """Half characters, numbers out of range and dates, wherever a file can have them: the response is still JSON."""
     name = os.fsdecode(b"\xff\xfe")
-    run, now = begin(tmp_path / name), time.time()
+    run, now = start_run(tmp_path / name), time.time()
     evaluate(run, 0, at=now)
     quoted = json.dumps(value) if "\\" not in value else f'"{value}"'
     bare = value if value[0] in "-19" and len(value) < 500 and "-0" not in value else quoted
@@ -281,53 +283,53 @@ def test_hostile_values_do_not_break_the_page(tmp_path: Path, value: str) -> Non
     (tmp_path / "group.json").write_text(
         f'{{"kind": {quoted}, "name": {bare}, "started": {quoted}, "target": {quoted}, "members": [{quoted}]}}')
     for folder in (tmp_path, tmp_path / name, tmp_path):
-        watched = Watched(folder)
-        for told in (watched.tell("", 0), *(watched.detail(run.id) for run in watched._runs.values())):
-            assert json.dumps(told, allow_nan=False, ensure_ascii=False).encode()
+        watched = WatchedFolder(folder)
+        for data in (watched.get_updates("", 0), *(watched.get_details(run.id) for run in watched._runs.values())):
+            assert json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
         (tmp_path / "group.json").unlink(missing_ok=True)
 
 
-def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
-    """A file that is none is as if it were not there."""
-    run = begin(tmp_path)
+def test_pipes_and_devices_do_not_block(tmp_path: Path) -> None:
+    """What is not a regular file counts as missing."""
+    run = start_run(tmp_path)
     os.mkfifo(run.metrics)
     os.mkfifo(run.nodes)
     run.summary.symlink_to("/dev/zero")
-    watched = Watched(tmp_path)
-    shown = Page(watched).ask()["."]
+    watched = WatchedFolder(tmp_path)
+    shown = Page(watched).poll()["."]
     assert (shown["state"], shown["rows"]) == ("running", [])
-    assert watched.detail(shown["id"])
+    assert watched.get_details(shown["id"])
 
 
-def test_copies_of_a_tracking_server_are_no_runs(tmp_path: Path) -> None:
-    """MLflow keeps the run's files too, below the same folder."""
-    evaluate(begin(tmp_path / "one"), 0)
-    evaluate(begin(tmp_path / "mlartifacts" / "1" / "artifacts"), 0)
-    evaluate(begin(tmp_path / "one" / "checkpoints" / "x"), 0)
-    assert list(Page(Watched(tmp_path)).ask()) == ["one"]
+def test_artifacts_and_checkpoints_are_no_runs(tmp_path: Path) -> None:
+    """MLflow keeps copies of the run's files, below the same folder."""
+    evaluate(start_run(tmp_path / "one"), 0)
+    evaluate(start_run(tmp_path / "mlartifacts" / "1" / "artifacts"), 0)
+    evaluate(start_run(tmp_path / "one" / "checkpoints" / "x"), 0)
+    assert list(Page(WatchedFolder(tmp_path)).poll()) == ["one"]
 
 
-def test_details_of_a_run(tmp_path: Path) -> None:
-    """The network with a place for each node, the nodes' last line, what happened."""
-    run = begin(tmp_path)
-    run.tell("continued", source="/runs/shorter", after_round=3)
+def test_details_of_a_run_are_complete(tmp_path: Path) -> None:
+    """The network with a position for each node, the nodes' last line, and the events."""
+    run = start_run(tmp_path)
+    run.log_event("continued", source="/runs/shorter", after_round=3)
     evaluate(run, 0, 1, 2)
-    run.tell("ended", status="failed", error=EVIL)
-    watched = Watched(tmp_path)
-    detail = watched.detail(Page(watched).ask()["."]["id"])
+    run.log_event("ended", status="failed", error=EVIL)
+    watched = WatchedFolder(tmp_path)
+    detail = watched.get_details(Page(watched).poll()["."]["id"])
     assert detail is not None
-    assert (detail["network"]["nodes"], len(detail["network"]["places"])) == (3, 3)
+    assert (detail["network"]["nodes"], len(detail["network"]["positions"])) == (3, 3)
     assert detail["nodes"] == {
         "round": 2, "accuracy": [0.1, 0.2, 0.3], "apart_x": [1.0, 2.0, 3.0], "apart_y": [0.0] * 3, "bytes": [2, 2, 2],
     }
     assert [event["kind"] for event in detail["events"]] == ["started", "continued", "ended"]
     assert (detail["events"][1]["source"], detail["events"][1]["after_round"]) == ("/runs/shorter", 3)
     assert detail["events"][2]["error"] == EVIL
-    assert watched.detail("0" * 16) is None
+    assert watched.get_details("0" * 16) is None
 
 
-def test_tail_and_last_line(tmp_path: Path) -> None:
-    """Complete lines only, from whichever end."""
+def test_tail_and_last_line_return_complete_lines(tmp_path: Path) -> None:
+    """From the beginning and from the end of a file."""
     file = tmp_path / "f"
     tail = Tail(file)
     assert (tail.read(), last_line(file)) == ((False, []), b"")
@@ -351,25 +353,25 @@ class Site(NamedTuple):
     def get(self, path: str, host: str = "127.0.0.1", method: str = "GET") -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.request(method, path, headers={"Host": host, "Origin": "http://evil.example"})
-        answer = connection.getresponse()
-        body = answer.read()
+        response = connection.getresponse()
+        body = response.read()
         connection.close()
-        return answer.status, {key.lower(): value for key, value in answer.getheaders()}, body
+        return response.status, {key.lower(): value for key, value in response.getheaders()}, body
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    evaluate(begin(tmp_path / EVIL.replace("/", "∕"), name=EVIL, algorithm={"name": EVIL}), 0, 1)  # type: ignore[arg-type]
-    made, place = server.server(tmp_path), server.listen(0)
-    thread = threading.Thread(target=made.run, kwargs={"sockets": [place]})
+    evaluate(start_run(tmp_path / EVIL.replace("/", "∕"), name=EVIL, algorithm={"name": EVIL}), 0, 1)  # type: ignore[arg-type]
+    created, listener = server.create_server(tmp_path), server.open_socket(0)
+    thread = threading.Thread(target=created.run, kwargs={"sockets": [listener]})
     thread.start()
-    yield Site(place.getsockname()[1])
-    made.should_exit = True
+    yield Site(listener.getsockname()[1])
+    created.should_exit = True
     thread.join(20)
 
 
-def test_only_loopback_names_are_answered(site: Site) -> None:
-    """A Host that is not ours is refused with 400, on every path; nobody else's page may read an answer."""
+def test_only_loopback_names_are_served(site: Site) -> None:
+    """A foreign Host is refused with 400, on every path; no other site's page may read a response."""
     for host in ("127.0.0.1", "localhost", f"127.0.0.1:{site.port}"):
         assert site.get("/api/state", host)[0] == 200
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "192.168.0.1", ""):
@@ -386,7 +388,7 @@ def test_only_loopback_names_are_answered(site: Site) -> None:
 
 
 def test_files_come_from_a_table(site: Site) -> None:
-    """The page, its parts, and plotly of the installed package; no path leads out, and nothing can be changed."""
+    """The page, its parts, and plotly of the installed package; no path leads outside, and all is read-only."""
     for path, kind in (("/", "text/html"), ("/live.css", "text/css"), ("/live.js", "text/javascript"),
                        ("/draw.js", "text/javascript"), ("/plotly.min.js", "text/javascript")):
         status, headers, body = site.get(path)
@@ -402,7 +404,7 @@ def test_files_come_from_a_table(site: Site) -> None:
 
 
 def test_hostile_names_travel_as_data_only(site: Site) -> None:
-    """A run named like a script is in the JSON, as text, and nowhere in the page; the scripts never write markup."""
+    """A run named like a script is in the JSON, as text, and not in the page; the scripts never write markup."""
     status, headers, body = site.get("/api/state")
     assert (status, headers["content-type"]) == (200, "application/json")
     run = json.loads(body)["runs"][0]
@@ -410,35 +412,35 @@ def test_hostile_names_travel_as_data_only(site: Site) -> None:
     live = Path(server.__file__).parents[1] / "live"
     for path in live.iterdir():
         source = path.read_text()
-        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http://", "https://"):
-            assert way not in source.replace("http://www.w3.org/2000/svg", ""), (path.name, way)
+        for call in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http://", "https://"):
+            assert call not in source.replace("http://www.w3.org/2000/svg", ""), (path.name, call)
     assert "<script>" not in (live / "live.html").read_text()
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_wrong_folders_and_ports_are_told(tmp_path: Path) -> None:
-    """No folder, a file, a folder of something else, a port that is taken or none: one line."""
+def test_wrong_folder_or_port_is_an_input_error(tmp_path: Path) -> None:
+    """No folder, a file, a folder without a run, a port that is taken or out of range: one line that names it."""
     (tmp_path / "file").write_text("x")
     for folder in (tmp_path / "none", tmp_path / "file", tmp_path):
         with pytest.raises(InputError, match=str(folder)):
-            serve(folder)
-    begin(tmp_path / "run")
+            serve_live_page(folder)
+    start_run(tmp_path / "run")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InputError, match=r"--port: .* cannot be used"):
-            serve(tmp_path, taken.getsockname()[1])
+            serve_live_page(tmp_path, taken.getsockname()[1])
     for port in (-1, 65536):
         with pytest.raises(InputError, match="--port"):
-            serve(tmp_path, port)
+            serve_live_page(tmp_path, port)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_says_where_and_ends_well(tmp_path: Path, number: int) -> None:
-    """`dbo watch` prints its address, listens on loopback alone, and exits 0 on Ctrl-C and SIGTERM."""
-    begin(tmp_path / "run")
+def test_command_prints_its_address_and_exits_0(tmp_path: Path, number: int) -> None:
+    """`dbo watch` prints its address, listens on loopback only, and exits 0 on Ctrl-C and SIGTERM."""
+    start_run(tmp_path / "run")
     process = subprocess.Popen(
         [*DBO, "watch", str(tmp_path / "run"), "--port", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
