@@ -1,11 +1,11 @@
-"""What an engine costs: Ray against the in-process engine and against torch.distributed, and how nodes scale.
+"""Compare engines: Ray with the local engine and with torch.distributed, and the cost of more nodes.
 
-    small   digits, 10 nodes, ring, K = 15: Ray with `auto` packing against gloo processes that send message by message,
-            and against the in-process engine
-    large   2.03 million parameters per node, the size of 20 Newsgroups: Ray with `auto` packing against in process
-    nodes   1,000 nodes in process: time per node and round against 100 nodes, and memory per node
+    small   digits, 10 nodes, ring, K = 15: Ray with `auto` packing, gloo processes that send message by message, and
+            the local engine
+    large   2.03 million parameters per node, the size of 20 Newsgroups: Ray with `auto` packing and the local engine
+    nodes   1,000 nodes in the local engine: time per node and round relative to 100 nodes, and memory per node
 
-All run in one go, or one with --part. Everything that is started listens on loopback and ends with the program.
+Without --part all of them run. Every server listens on loopback and ends with the program.
 
     python benchmarks/engine.py [--part small|large|nodes] [--quick]
 """
@@ -28,16 +28,16 @@ from round import RATIO, STEPS, digits, local
 
 from dbo.platform.config.engines import EngineSettings, LocalSettings, RaySettings
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.base import Work
+from dbo.platform.engine.base import RunSpec
 from dbo.platform.engine.factory import start_engine
 from dbo.platform.runs.runner import Prepared, prepare
 
-PROC = Path("/proc")    # not on every system: what is read there is left out elsewhere
+PROC = Path("/proc")    # only on Linux: elsewhere memory and CPU times are not measured
 TOP_K = {"name": "top_k", "ratio": RATIO}
 
 
 class Rounds:
-    """An engine and the number of rounds it has done."""
+    """Advance an engine by one round per call."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.done = engine, 0
@@ -48,43 +48,43 @@ class Rounds:
 
 
 @contextmanager
-def started(settings: EngineSettings, experiment: Experiment, made: Prepared) -> Iterator[Rounds]:
-    """An engine, ended when it is no longer needed."""
+def start(settings: EngineSettings, experiment: Experiment, made: Prepared) -> Iterator[Rounds]:
+    """Start an engine; close it at the end of the context."""
     parts = experiment.parts
     engine = start_engine(
-        settings, Work(parts.algorithm, parts.config, made.problem, made.network, experiment.resolved()))
+        settings, RunSpec(parts.algorithm, parts.config, made.problem, made.network, experiment.to_dict()))
     try:
         yield Rounds(engine)
     finally:
         engine.close()
 
 
-def packing(rounds: Rounds) -> str:
+def describe_packing(rounds: Rounds) -> str:
     sizes = [len(ids) for ids in rounds.engine.blocks]
     return f"Ray, {len(sizes)} actors × {max(sizes)} rows"
 
 
 def small(quick: bool) -> None:
-    """Messages of a few hundred bytes: latency is all."""
+    """Measure messages of a few hundred bytes: latency dominates."""
     nodes = 4 if quick else 10
     print(f"small messages: digits, {nodes} nodes, ring, K = 15, top-k 20 %, float32", flush=True)
     experiment = digits(nodes=nodes)
     made = prepare(experiment)
     rounds, repeats = (1, 2) if quick else (3, 15)
-    with started(LocalSettings(), experiment, made) as inside, started(RaySettings(), experiment, made) as on_ray:
-        actors, peers = packing(on_ray), f"gloo, {nodes} processes"
+    with start(LocalSettings(), experiment, made) as inside, start(RaySettings(), experiment, made) as on_ray:
+        actors, peers = describe_packing(on_ray), f"gloo, {nodes} processes"
         variants = {
-            "in process": measure.clocked(inside, rounds), actors: measure.clocked(on_ray, rounds),
+            "in process": measure.time_rounds(inside, rounds), actors: measure.time_rounds(on_ray, rounds),
         }
         if find_spec("torch") is None:
             print("  torch is not installed: no comparison with gloo", flush=True)
-            times = measure.in_turn(variants, repeats)
+            times = measure.run_in_turn(variants, repeats)
             measure.show(times)
         else:
             check_gloo(nodes)
-            cut = gloo.shares(made.problem, made.network, STEPS, RATIO, experiment.dtype)
+            cut = gloo.split(made.problem, made.network, STEPS, RATIO, experiment.dtype)
             with gloo.network(cut) as processes:
-                times = measure.in_turn(
+                times = measure.run_in_turn(
                     {**variants, peers: lambda: processes.advance(rounds)[0]}, repeats
                 )
             measure.show(times)
@@ -93,21 +93,21 @@ def small(quick: bool) -> None:
 
 
 def check_gloo(nodes: int) -> None:
-    """The baseline is the same algorithm. Dense messages: with top-k, ties are broken differently."""
+    """Check that gloo runs the same algorithm. Dense messages: with top-k, ties are broken differently."""
     dense = {"name": "c2dfb", **STEPS, "compressor": {"name": "identity"}}
-    experiment = Experiment(**{**digits("float64", nodes).resolved(), "algorithm": dense})
+    experiment = Experiment(**{**digits("float64", nodes).to_dict(), "algorithm": dense})
     made, inside, rounds = prepare(experiment), local(experiment), 2
-    with gloo.network(gloo.shares(made.problem, made.network, STEPS, 1.0, experiment.dtype)) as processes:
+    with gloo.network(gloo.split(made.problem, made.network, STEPS, 1.0, experiment.dtype)) as processes:
         _, x = processes.advance(rounds)
     for round_ in range(1, rounds + 1):
         inside.advance(round_)
     np.testing.assert_allclose(np.asarray(inside.rows("x")), x, rtol=1e-7, atol=1e-12)
-    assert np.abs(x).max() > 0, "x has not moved: the comparison says nothing"
+    assert np.abs(x).max() > 0, "x is still at its start: the comparison is void"
     print(f"  gloo and in process: the same x after {rounds} rounds in float64, relative 1e-7", flush=True)
 
 
 def large(quick: bool) -> None:
-    """Messages of megabytes: copies are all."""
+    """Measure messages of megabytes: copies dominate."""
     features, documents, inner_steps = (2_000, 1_000, 2) if quick else (101_631, 18_846, 3)
     experiment = Experiment(
         nodes=10, dtype="float32", topology={"name": "ring"}, partition={"name": "by_class", "h": 0.8},
@@ -122,34 +122,34 @@ def large(quick: bool) -> None:
         f"large messages: synthetic text, {made.problem.dim_y / 1e6:.2f} million parameters per node, 10 nodes, ring, "
         f"K = {inner_steps}, top-k 20 %, float32", flush=True,
     )
-    with started(LocalSettings(), experiment, made) as inside, started(RaySettings(), experiment, made) as on_ray:
-        actors = packing(on_ray)
+    with start(LocalSettings(), experiment, made) as inside, start(RaySettings(), experiment, made) as on_ray:
+        actors = describe_packing(on_ray)
         pids = on_ray.engine.pids()
-        times = measure.in_turn(
-            {"in process": measure.clocked(inside, 1), actors: measure.clocked(on_ray, 1)},
+        times = measure.run_in_turn(
+            {"in process": measure.time_rounds(inside, 1), actors: measure.time_rounds(on_ray, 1)},
             repeats=2 if quick else 4, warm_up=1 if quick else 3,      # until the processes have all their memory
         )
         measure.show(times)
         measure.judge("Ray : in process", times[actors], times["in process"], most=1.15)
         if PROC.exists():
-            # On a busy machine two processes wait for each other's turn; what they work does not depend on that.
-            alone, before = cpu_of(os.getpid()), [cpu_of(pid) for pid in pids]
+            # On a busy machine two processes wait for each other; their CPU time does not depend on that.
+            alone, before = cpu_seconds(os.getpid()), [cpu_seconds(pid) for pid in pids]
             inside()
-            alone = cpu_of(os.getpid()) - alone
+            alone = cpu_seconds(os.getpid()) - alone
             on_ray()
-            worked = [cpu_of(pid) - then for pid, then in zip(pids, before, strict=True)]
-            told = " + ".join(f"{seconds:.2f}" for seconds in worked)
-            print(f"  CPU seconds of a round: in process {alone:.2f}, actors {told}", flush=True)
+            used = [cpu_seconds(pid) - then for pid, then in zip(pids, before, strict=True)]
+            actors = " + ".join(f"{seconds:.2f}" for seconds in used)
+            print(f"  CPU seconds of a round: in process {alone:.2f}, actors {actors}", flush=True)
 
 
-def cpu_of(pid: int) -> float:
-    """Seconds that a process has worked, for itself and in the kernel."""
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, in user and kernel mode."""
     after_name = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def crowd(nodes: int) -> Experiment:
-    """A network of this size, each node with as much data as in any other; the dimensions of digits."""
+def many_nodes(nodes: int) -> Experiment:
+    """Return a network of this size, with the same amount of data per node; the dimensions of digits."""
     return Experiment(
         nodes=nodes, dtype="float32", topology={"name": "exponential"}, partition={"name": "iid"},
         task={
@@ -160,13 +160,13 @@ def crowd(nodes: int) -> Experiment:
     )
 
 
-def memory(nodes: int) -> int:
-    """Peak bytes of this process after some rounds with so many nodes; for a process of its own."""
-    experiment = crowd(nodes)
-    with started(LocalSettings(), experiment, prepare(experiment)) as advance:
+def peak_memory(nodes: int) -> int:
+    """Return the peak bytes of this process after some rounds with so many nodes; run it in a new process."""
+    experiment = many_nodes(nodes)
+    with start(LocalSettings(), experiment, prepare(experiment)) as advance:
         for _ in range(3):
             advance()
-    # The kernel's count for this program alone; getrusage also remembers the parent that it was forked from.
+    # The kernel's count for this program alone; getrusage also includes the parent that it was forked from.
     line = next(line for line in (PROC / "self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
@@ -176,7 +176,7 @@ def per_node(timed: measure.Timed, count: int) -> measure.Timed:
 
 
 def nodes(quick: bool) -> None:
-    """What one more node costs."""
+    """Measure the cost of one more node."""
     few, many = (20, 100) if quick else (100, 1_000)
     print(
         "many nodes: exponential graph, in process, synthetic text of the digits' dimensions (64 × 10; the digits "
@@ -186,21 +186,22 @@ def nodes(quick: bool) -> None:
     with ExitStack() as open_engines:
         variants: dict[str, measure.Timed] = {}
         for count in (few, many):
-            experiment = crowd(count)
-            advance = open_engines.enter_context(started(LocalSettings(), experiment, prepare(experiment)))
-            variants[f"{count} nodes, per node and round"] = per_node(measure.clocked(advance, many // count), count)
-        times = measure.in_turn(variants, repeats=2 if quick else 25)
+            experiment = many_nodes(count)
+            advance = open_engines.enter_context(start(LocalSettings(), experiment, prepare(experiment)))
+            timed = measure.time_rounds(advance, many // count)
+            variants[f"{count} nodes, per node and round"] = per_node(timed, count)
+        times = measure.run_in_turn(variants, repeats=2 if quick else 25)
     for name, found in times.items():
         print(f"  {name:<44}{found.best * 1e6:9.2f} µs   median {found.middle * 1e6:9.2f} µs", flush=True)
-    small_crowd, large_crowd = times.values()
-    measure.judge(f"{many} nodes : {few} nodes", large_crowd, small_crowd, most=1.5)
+    of_few, of_many = times.values()
+    measure.judge(f"{many} nodes : {few} nodes", of_many, of_few, most=1.5)
     if not PROC.exists():
         print("  memory: not measured, there is no /proc here", flush=True)
         return
     used = []
     for count in (few, many):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            used.append(pool.submit(memory, count).result())
+            used.append(pool.submit(peak_memory, count).result())
     print(
         f"  memory: peak {used[0] / 2**20:.0f} MiB with {few} nodes, {used[1] / 2**20:.0f} MiB with {many}: "
         f"{(used[1] - used[0]) / (many - few) / 1024:.0f} KiB per node more", flush=True,
@@ -211,12 +212,12 @@ PARTS: dict[str, Callable[[bool], None]] = {"small": small, "large": large, "nod
 
 
 def main() -> None:
-    options: Any = argparse.ArgumentParser(description="Engines against each other, as ratios.")
-    options.add_argument("--part", choices=list(PARTS), action="append", help="only this one; may be given again")
+    options: Any = argparse.ArgumentParser(description="Compare engines, as ratios.")
+    options.add_argument("--part", choices=list(PARTS), action="append", help="only this part; may be repeated")
     options.add_argument("--quick", action="store_true", help="small and few repeats: does it run?")
     chosen = options.parse_args()
     busy = os.getloadavg()[0]
-    print(f"{os.cpu_count()} CPUs, load {busy:.1f} at the start: only ratios mean anything", flush=True)
+    print(f"{os.cpu_count()} CPUs, load {busy:.1f} at the start: only ratios are meaningful", flush=True)
     try:
         for name in chosen.part or PARTS:
             PARTS[name](chosen.quick)

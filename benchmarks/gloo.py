@@ -1,9 +1,9 @@
-"""C²DFB as one would write it with torch.distributed: a process per node, a message per quantity and neighbour.
+"""Run C²DFB with torch.distributed: a process per node, a message per quantity and neighbour.
 
-The processes talk over gloo on loopback. Each quantity goes out by itself, when the algorithm's text has it ready:
-dense x and s, then in every inner step the residual of the iterate and the residual of the tracker, as (positions,
-values), first for all of the y loop and then for all of the z loop. The processes stay alive between measurements and
-wait for orders, so that other variants can be timed in between.
+The processes communicate over gloo on loopback. Each quantity is sent separately, as soon as the algorithm has computed
+it: dense x and s, then in every inner step the residuals of the iterate and of the tracker, as (positions, values),
+first for all of the y loop and then for all of the z loop. The processes stay alive between measurements and wait for
+commands, so that other variants can be timed in between.
 """
 
 import multiprocessing
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one node knows."""
+    """The data of one node."""
 
     weights: dict[int, float]                      # w_ij of itself and its neighbours
     train: tuple[Array, Array]                     # features and labels
@@ -37,17 +37,17 @@ class Share:
     ratio: float
 
 
-def shares(problem: Any, network: Any, steps: dict[str, float], ratio: float, dtype: str) -> list[Share]:
-    """A coefficient-tuning problem, cut up."""
+def split(problem: Any, network: Any, steps: dict[str, float], ratio: float, dtype: str) -> list[Share]:
+    """Split a coefficient-tuning problem among its nodes."""
 
-    def taken(part: Any, index: Array) -> tuple[Array, Array]:
+    def select(part: Any, index: Array) -> tuple[Array, Array]:
         return part.features[index].astype(dtype), part.labels[index]
 
     dense = network.weights.toarray()
     return [
         Share(
             weights={j: float(dense[i, j]) for j in (i, *network.neighbours[i])},
-            train=taken(problem.samples.train, problem.train[i]), val=taken(problem.samples.val, problem.val[i]),
+            train=select(problem.samples.train, problem.train[i]), val=select(problem.samples.val, problem.val[i]),
             classes=problem.samples.classes, scale=problem.scale, steps=steps, ratio=ratio,
         )
         for i in range(problem.nodes)
@@ -95,31 +95,31 @@ class Node:
         return self.steps["lam"] * self.share.scale * self.torch.exp(self.x) * (y - z)
 
     def mix(self, v: Any) -> Any:
-        """Σ_j w_ij v_j of a dense vector."""
-        heard = {j: self.torch.empty_like(v) for j in self.neighbours}
+        """Return Σ_j w_ij v_j of a dense vector."""
+        received = {j: self.torch.empty_like(v) for j in self.neighbours}
         work = [self.dist.isend(v, j) for j in self.neighbours]
-        work += [self.dist.irecv(heard[j], j) for j in self.neighbours]
+        work += [self.dist.irecv(received[j], j) for j in self.neighbours]
         for request in work:
             request.wait()
         mixed = self.share.weights[self.rank] * v
         for j in self.neighbours:
-            mixed += self.share.weights[j] * heard[j]
+            mixed += self.share.weights[j] * received[j]
         return mixed
 
-    def residual(self, v: Any, hat: Any, w_hat: Any) -> None:
-        """Sends the largest entries of v − v̂; v̂ and Σ_j w_ij v̂_j take in what was said and heard."""
+    def send_residual(self, v: Any, hat: Any, w_hat: Any) -> None:
+        """Send the largest entries of v − v̂; add all messages to v̂ and Σ_j w_ij v̂_j."""
         difference = v - hat
         at = self.torch.topk(difference.abs(), self.k, sorted=False).indices.to(self.torch.int32)
         values = difference[at]
-        heard = {j: (self.torch.empty_like(at), self.torch.empty_like(values)) for j in self.neighbours}
+        received = {j: (self.torch.empty_like(at), self.torch.empty_like(values)) for j in self.neighbours}
         work = [self.dist.isend(part, j) for j in self.neighbours for part in (at, values)]
-        work += [self.dist.irecv(part, j) for j in self.neighbours for part in heard[j]]
+        work += [self.dist.irecv(part, j) for j in self.neighbours for part in received[j]]
         for request in work:
             request.wait()
         hat.index_add_(0, at, values)
         w_hat.index_add_(0, at, values, alpha=self.share.weights[self.rank])
-        for j, (where, what) in heard.items():
-            w_hat.index_add_(0, where, what, alpha=self.share.weights[j])
+        for j, (positions, entries) in received.items():
+            w_hat.index_add_(0, positions, entries, alpha=self.share.weights[j])
 
     def round(self) -> None:
         steps = self.steps
@@ -132,70 +132,70 @@ class Node:
             grad = new
             for _ in range(int(steps["inner_steps"])):
                 d += steps["gamma_in"] * (wd_hat - d_hat) - steps["eta_in"] * tracker
-                self.residual(d, d_hat, wd_hat)
+                self.send_residual(d, d_hat, wd_hat)
                 new = gradient(d)
                 tracker += steps["gamma_in"] * (ws_hat - s_hat) + new - grad
                 grad = new
-                self.residual(tracker, s_hat, ws_hat)
+                self.send_residual(tracker, s_hat, ws_hat)
             loop[3] = grad
         new = self.upper()
         self.s = self.s + steps["gamma_out"] * (ws - self.s) + new - self.u
         self.u = new
 
 
-def serve(rank: int, nodes: int, meeting: str, share: Share, orders: Connection) -> None:
-    """The process of one node: runs as many rounds as it is told to, until it is told 0."""
+def serve(rank: int, nodes: int, rendezvous: str, share: Share, commands: Connection) -> None:
+    """Run the process of one node: receive numbers of rounds and run them, until the number is 0."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=nodes)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=nodes)
     node = Node(rank, share)
-    while rounds := orders.recv():
+    while rounds := commands.recv():
         dist.barrier()
         start = time.perf_counter()
         for _ in range(rounds):
             node.round()
-        orders.send(((time.perf_counter() - start) / rounds, node.x.numpy()))
+        commands.send(((time.perf_counter() - start) / rounds, node.x.numpy()))
     dist.destroy_process_group()
 
 
 class Network:
-    """All processes, seen from the benchmark."""
+    """The processes of all nodes."""
 
-    def __init__(self, lines: list[Connection]) -> None:
-        self._lines = lines
+    def __init__(self, connections: list[Connection]) -> None:
+        self._connections = connections
 
     def advance(self, rounds: int) -> tuple[float, Array]:
-        """Seconds per round of the slowest node, and all rows of x."""
-        for line in self._lines:
-            line.send(rounds)
-        seconds, rows = zip(*(line.recv() for line in self._lines), strict=True)
+        """Run rounds; return the seconds per round of the slowest node, and all rows of x."""
+        for connection in self._connections:
+            connection.send(rounds)
+        seconds, rows = zip(*(connection.recv() for connection in self._connections), strict=True)
         return max(seconds), np.stack(rows)
 
 
 @contextmanager
 def network(nodes: list[Share]) -> Iterator[Network]:
-    """Starts a process per node; ends them all."""
+    """Start a process per node, and end all of them afterwards."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])    # ten imports of torch cost more than the rest
     processes: list[BaseProcess] = []
-    lines: list[Connection] = []
+    connections: list[Connection] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
             for rank, share in enumerate(nodes):
                 here, there = context.Pipe()
                 process = context.Process(
-                    target=serve, args=(rank, len(nodes), str(Path(folder) / "meeting"), share, there), daemon=True
+                    target=serve, args=(rank, len(nodes), str(Path(folder) / "rendezvous"), share, there), daemon=True
                 )
                 process.start()
                 there.close()
                 processes.append(process)
-                lines.append(here)
-            yield Network(lines)
-            for line in lines:
-                line.send(0)
+                connections.append(here)
+            yield Network(connections)
+            for connection in connections:
+                connection.send(0)
             for process in processes:
                 process.join(timeout=20)
         finally:

@@ -1,8 +1,8 @@
-"""The kernels of wide rows against what a library offers: top-k with its encoding, and the way back.
+"""Compare the kernels for wide rows with torch: top-k with its encoding, and decoding.
 
-Rows have 2.03 million float32 entries, the size of a 20 Newsgroups model, and take turns, so that no variant finds its
-row in a cache. The yardstick is one in-place pass over such a row. The entropy bound is what k values and the choice of
-k positions among d need at least, 32 k + log₂ C(d, k) bits.
+Rows have 2.03 million float32 entries, the size of a 20 Newsgroups model. They are used in rotation, so that no row is
+in a cache. The unit is one in-place pass over such a row. The entropy bound is the minimum for k values and
+the choice of k positions among d, 32 k + log₂ C(d, k) bits.
 
     python benchmarks/kernels.py [--quick]
 """
@@ -17,18 +17,18 @@ import measure
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from dbo.algorithms.compression.compressors import kept
+from dbo.algorithms.compression.compressors import count_kept
 from dbo.algorithms.gossip import Packed, PackedRow
 from dbo.algorithms.kernels import compiled, fused, selection
 from dbo.platform.engine.device import Cpu
-from dbo.platform.network import wire
+from dbo.platform.network import packet as wire
 
 RATIO = 0.2
 ROWS = 10
 
 
 def in_rotation(work: Callable[[int], None], rows: int) -> measure.Timed:
-    """Every call takes the next row; the seconds of one call."""
+    """Return a function that times one call of `work`, each time with the next row."""
     at = 0
 
     def timed() -> float:
@@ -42,43 +42,43 @@ def in_rotation(work: Callable[[int], None], rows: int) -> measure.Timed:
 
 
 def entropy_bound(k: int, dim: int) -> float:
-    """Bytes that k float32 values at any k of dim positions need at least."""
+    """Return the minimum number of bytes for k float32 values at any k of dim positions."""
     choices = (math.lgamma(dim + 1) - math.lgamma(k + 1) - math.lgamma(dim - k + 1)) / math.log(2)
     return (32 * k + choices) / 8
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Kernels of wide rows against torch and against memory.")
+    options = argparse.ArgumentParser(description="Compare the kernels for wide rows with torch and with memory speed.")
     options.add_argument("--quick", action="store_true", help="small and few repeats: does it run?")
     quick = options.parse_args().quick
     import torch
 
     dim = 200_000 if quick else 2_032_620
-    k = kept(RATIO, dim)
+    k = count_kept(RATIO, dim)
     torch.set_num_threads(1)
-    form = "vector" if selection.fastest() is selection.VECTOR else "scalar"
+    form = "vector" if selection.fastest_form() is selection.VECTOR else "scalar"
     print(f"top-k {RATIO:.0%} of {dim:,} float32, one thread, {form} form", flush=True)
-    Cpu()                     # memory as engines keep it
-    fused.warm("float32")
+    Cpu()                     # the engines' memory settings
+    fused.compile_kernels("float32")
     random = np.random.default_rng(0)
     rows = [random.standard_normal(dim).astype(np.float32) for _ in range(ROWS)]
     references = [np.zeros_like(row) for row in rows]
     tensors = [torch.from_numpy(row) for row in rows]
-    packed: list[PackedRow] = [fused.top_k(row, np.zeros_like(row), k) for row in rows]
+    packed: list[PackedRow] = [selection.top_k(row, np.zeros_like(row), k) for row in rows]
     for row, found in zip(rows[:2], packed, strict=False):
         positions = torch.topk(torch.from_numpy(np.abs(row)), k).indices.sort().values.numpy()
-        assert np.array_equal(positions, found.positions(dim)), "the two must select the same entries"
-    spare = np.zeros(dim, dtype=np.float32)
+        assert np.array_equal(positions, found.positions(dim)), "both must select the same entries"
+    total = np.zeros(dim, dtype=np.float32)
 
     def one_pass(i: int) -> None:
         np.multiply(rows[i], np.float32(-1), out=rows[i])
 
-    def of_torch(i: int) -> None:
+    def torch_top_k(i: int) -> None:
         indices = torch.topk(tensors[i].abs(), k, sorted=False).indices
         tensors[i][indices]
 
     def add(i: int) -> None:
-        compiled.add_packed1(spare, np.float32(0.5), packed[i].words, packed[i].entries)
+        compiled.add_packed1(total, np.float32(0.5), packed[i].words, packed[i].entries)
 
     target = torch.zeros(dim)
     indices = [torch.from_numpy(found.positions(dim)) for found in packed]
@@ -92,31 +92,31 @@ def main() -> None:
         nonlocal at
         at = (at + 1) % ROWS
         start = time.perf_counter()
-        fused.top_k(rows[at], references[at], k)
+        selection.top_k(rows[at], references[at], k)
         seconds = time.perf_counter() - start
-        references[at][:] = 0          # the reference has taken the message in: back to the start
+        references[at][:] = 0          # undo the update of the reference
         return seconds
 
     variants: dict[str, measure.Timed] = {
         "one in-place pass": in_rotation(one_pass, ROWS),
         "select + encode": select,
-        "torch.topk + gather": in_rotation(of_torch, ROWS),
+        "torch.topk + gather": in_rotation(torch_top_k, ROWS),
         "decode + add": in_rotation(add, ROWS),
         "torch index_add": in_rotation(index_add, ROWS),
     }
     with threadpool_limits(1):
-        times = measure.in_turn(variants, repeats=3 if quick else 40, warm_up=2)
+        times = measure.run_in_turn(variants, repeats=3 if quick else 40, warm_up=2)
     measure.show(times)
     ours = times["select + encode"]
     measure.judge("torch.topk + gather : select + encode", times["torch.topk + gather"], ours, least=8)
     measure.judge("select + encode : in-place pass", ours, times["one in-place pass"], most=8)
     measure.judge("decode + add : in-place pass", times["decode + add"], times["one in-place pass"], most=3)
-    encoded = length(packed[0], dim, k)
+    encoded = packet_length(packed[0], dim, k)
     measure.judge_number("encoded bytes : entropy bound", encoded / entropy_bound(k, dim), most=1.05)
 
 
-def length(row: PackedRow, dim: int, k: int) -> int:
-    """Bytes of a whole packet with this row, header included."""
+def packet_length(row: PackedRow, dim: int, k: int) -> int:
+    """Return the bytes of a packet with this row, header included."""
     message: Any = {"y": Packed((row,), dim, kept=k)}
     return len(wire.encode(wire.Header(sender=0, epoch=0, round=0, step=0), message, 0))
 

@@ -1,8 +1,8 @@
-"""How the benchmarks measure: variants in turn, several times over, and only ratios are judged.
+"""Measure variants in turn, several times, and judge ratios only.
 
-A machine that does other things as well slows variants that run at different moments by different amounts. So every
-repeat runs all variants one after the other, and what is compared are the least disturbed repeats; the ratio of the
-medians is printed beside it, to show how quiet the machine was.
+A busy machine slows variants that run at different moments by different amounts. So every repeat runs all variants one
+after the other, and the least disturbed repeats are compared. The ratio of the medians, printed beside it, shows how
+quiet the machine was.
 """
 
 import time
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-Timed = Callable[[], float]    # runs a variant once, answers with the seconds of one round
+Timed = Callable[[], float]    # runs a variant once and returns the seconds of one round
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one variant, a number per repeat."""
+    """The seconds of one variant, one number per repeat."""
 
     seconds: tuple[float, ...]
 
@@ -31,8 +31,8 @@ class Times:
         return f"{self.best * 1e3:9.2f} ms   median {self.middle * 1e3:9.2f} ms"
 
 
-def clocked(advance: Callable[[], None], rounds: int) -> Timed:
-    """`advance` called so often without a pause; the seconds of one call."""
+def time_rounds(advance: Callable[[], None], rounds: int) -> Timed:
+    """Return a function that calls `advance` so many times without a pause and returns the seconds of one call."""
 
     def timed() -> float:
         start = time.perf_counter()
@@ -43,8 +43,8 @@ def clocked(advance: Callable[[], None], rounds: int) -> Timed:
     return timed
 
 
-def in_turn(variants: Mapping[str, Timed], repeats: int, warm_up: int = 1) -> dict[str, Times]:
-    """All variants a few times to warm up, then all of them in turn."""
+def run_in_turn(variants: Mapping[str, Timed], repeats: int, warm_up: int = 1) -> dict[str, Times]:
+    """Run all variants a few times to warm up, then measure them in turn."""
     for timed in list(variants.values()) * warm_up:
         timed()
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -55,13 +55,13 @@ def in_turn(variants: Mapping[str, Timed], repeats: int, warm_up: int = 1) -> di
 
 
 def show(times: Mapping[str, Times]) -> None:
-    """A line per variant."""
+    """Print one line per variant."""
     for name, found in times.items():
         print(f"  {name:<44}{found}", flush=True)
 
 
 def judge(what: str, above: Times, below: Times, *, most: float | None = None, least: float | None = None) -> None:
-    """The ratio above : below, its target, and whether it is met."""
+    """Print the ratio above : below, its target, and whether it is met."""
     ratio, middle = above.best / below.best, above.middle / below.middle
     if most is not None:
         target, met = f"at most {most:g}×", ratio <= most
@@ -73,6 +73,6 @@ def judge(what: str, above: Times, below: Times, *, most: float | None = None, l
 
 
 def judge_number(what: str, value: float, *, most: float, unit: str = "×") -> None:
-    """A number that is no ratio of times, its target, and whether it is met."""
+    """Print a number that is not a ratio of times, its target, and whether it is met."""
     verdict = "met" if value <= most else "MISSED"
     print(f"  {what}: {value:.3f}{unit}, target at most {most:g}{unit}: {verdict}", flush=True)

@@ -1,4 +1,4 @@
-"""A real MLflow server on loopback that can be killed and started again, for benchmarks and tests."""
+"""Run a real MLflow server on loopback that can be killed and restarted, for benchmarks and tests."""
 
 import os
 import signal
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dbo.platform.tracking.client import environment
+from dbo.platform.tracking.client import mlflow_environment
 
 
 class Server:
-    """One place, one port; what it holds survives its process."""
+    """A server with a fixed folder and port; its data survive its process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.database = folder, folder / "server.db"
@@ -31,8 +31,8 @@ class Server:
              "--artifacts-destination", str(self.folder / "files"), "--host", "127.0.0.1", "--port", str(self.port),
              "--workers", "1"],
             cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            # No helpers that outlive it.
-            env={**os.environ, **environment(""), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            # Without job execution no helper process outlives the server.
+            env={**os.environ, **mlflow_environment(""), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         )
 
     def wait(self) -> None:
@@ -54,7 +54,7 @@ class Server:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """A server that answers; it is gone at the end."""
+    """Run a server during the `with` block."""
     server = Server(folder)
     server.start()
     try:

@@ -1,9 +1,10 @@
-"""A round of C²DFB at the size of 20 Newsgroups: 10 nodes on a ring, 2.03 million parameters each, K = 15, top-k 20 %.
+"""Measure a round of C²DFB at the size of 20 Newsgroups: 10 nodes on a ring, 2.03 million parameters each, K = 15.
 
-The naive version is what one writes first: a tensor per node, autograd through the loss, `torch.topk`, `index_add_`,
-all in one process. After the first round its y is held against the engine's. With --data-dir the real messages are used
-(a folder with scikit_learn_data/), otherwise synthetic text of the same size. Memory is the sum over all processes of a
-run of its own (PSS, so that shared pages count once), at its peak; --ray adds the same for the Ray engine.
+The compressor is top-k with 20 %. The naive version is a first implementation: a tensor per node, autograd through the
+loss, `torch.topk`, `index_add_`, all in one process. After the first round its y is compared with the engine's. With
+--data-dir the real messages are used (a folder with scikit_learn_data/), otherwise synthetic text of the same size.
+Memory is the peak of the sum over all processes of a separate run (PSS, so that shared pages count once); --ray adds
+the same for the Ray engine.
 
     python benchmarks/newsgroups.py [--data-dir DIR] [--ray] [--quick]
 """
@@ -24,7 +25,7 @@ import numpy as np
 from kernels import entropy_bound
 from round import RATIO, STEPS, local
 
-from dbo.algorithms.compression.compressors import kept
+from dbo.algorithms.compression.compressors import count_kept
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.runner import prepare
 
@@ -32,8 +33,8 @@ PROC = Path("/proc")
 NODES = 10
 
 
-def text(data_dir: str | None, quick: bool, compressor: dict[str, Any], engine: str = "local") -> Experiment:
-    """The paper's first experiment, or synthetic text of its size."""
+def make_experiment(data_dir: str | None, quick: bool, compressor: dict[str, Any], engine: str = "local") -> Experiment:
+    """Return the paper's first experiment, or one on synthetic text of its size."""
     task: dict[str, Any] = {"name": "coefficient_tuning", "dataset": "newsgroups"}
     if data_dir is None or quick:
         features, documents = (4_000, 1_000) if quick else (101_631, 18_846)
@@ -46,25 +47,25 @@ def text(data_dir: str | None, quick: bool, compressor: dict[str, Any], engine: 
     )
 
 
-def naive(experiment: Experiment) -> tuple[Callable[[], None], Callable[[], Any]]:
-    """A function that runs a round, and one that answers with y."""
+def build_naive(experiment: Experiment) -> tuple[Callable[[], None], Callable[[], Any]]:
+    """Return a function that runs a round, and one that returns y."""
     import torch
 
     made = prepare(experiment)
     problem: Any = made.problem
     cfg = experiment.parts.config
     m, p, c = problem.nodes, problem.dim_x, problem.samples.classes
-    k, weights = kept(RATIO, p * c), made.network.weights.toarray()
+    k, weights = count_kept(RATIO, p * c), made.network.weights.toarray()
 
-    def level(part: Any, index: Any) -> tuple[Any, Any]:
-        mine = part.take(index)
-        a = mine.features.tocoo()
+    def make_level(part: Any, index: Any) -> tuple[Any, Any]:
+        samples = part.take(index)
+        a = samples.features.tocoo()
         at = torch.from_numpy(np.stack([a.row, a.col]).astype(np.int64))
         matrix = torch.sparse_coo_tensor(at, torch.from_numpy(a.data.astype(np.float32)), a.shape).coalesce()
-        return matrix, torch.from_numpy(mine.labels)
+        return matrix, torch.from_numpy(samples.labels)
 
-    train = [level(problem.samples.train, problem.train[i]) for i in range(m)]
-    val = [level(problem.samples.val, problem.val[i]) for i in range(m)]
+    train = [make_level(problem.samples.train, problem.train[i]) for i in range(m)]
+    val = [make_level(problem.samples.val, problem.val[i]) for i in range(m)]
 
     def cross_entropy(data: tuple[Any, Any], y: Any) -> Any:
         return torch.nn.functional.cross_entropy(torch.sparse.mm(data[0], y.reshape(p, c)), data[1])
@@ -94,10 +95,10 @@ def naive(experiment: Experiment) -> tuple[Callable[[], None], Callable[[], Any]
     u = [upper(i, x[i], loops["y"][1][i], loops["z"][1][i]) for i in range(m)]
     s = [v.clone() for v in u]
 
-    def mixed(rows: list[Any]) -> list[Any]:
+    def mix(rows: list[Any]) -> list[Any]:
         return [sum(weights[i, j] * rows[j] for j in range(m) if weights[i, j]) for i in range(m)]
 
-    def residuals(rows: list[Any], hats: list[Any], w_hats: list[Any]) -> None:
+    def send_residuals(rows: list[Any], hats: list[Any], w_hats: list[Any]) -> None:
         messages = []
         for v, hat in zip(rows, hats, strict=True):
             r = v - hat
@@ -112,7 +113,7 @@ def naive(experiment: Experiment) -> tuple[Callable[[], None], Callable[[], Any]
 
     def advance() -> None:
         nonlocal u, s, x
-        wx, ws = mixed(x), mixed(s)
+        wx, ws = mix(x), mix(s)
         x = [x[i] + cfg.gamma_out * (wx[i] - x[i]) - cfg.eta_out * s[i] for i in range(m)]
         for loop in loops.values():
             function, d, tracker, grad = loop[:4]
@@ -129,8 +130,8 @@ def naive(experiment: Experiment) -> tuple[Callable[[], None], Callable[[], Any]
                     tracker[i] + cfg.gamma_in * (ws_hat[i] - s_hat[i]) + new[i] - grad[i] for i in range(m)
                 ]
                 loop[3] = new
-                residuals(d, d_hat, wd_hat)
-                residuals(tracker, s_hat, ws_hat)
+                send_residuals(d, d_hat, wd_hat)
+                send_residuals(tracker, s_hat, ws_hat)
         new = [upper(i, x[i], loops["y"][1][i], loops["z"][1][i]) for i in range(m)]
         s = [s[i] + cfg.gamma_out * (ws[i] - s[i]) + new[i] - u[i] for i in range(m)]
         u = new
@@ -138,7 +139,8 @@ def naive(experiment: Experiment) -> tuple[Callable[[], None], Callable[[], Any]
     return advance, lambda: np.stack([v.numpy() for v in loops["y"][1]])
 
 
-def rounds_of(engine: Any) -> Callable[[], None]:
+def make_advance(engine: Any) -> Callable[[], None]:
+    """Return a function that runs the next round."""
     count = 0
 
     def advance() -> None:
@@ -149,8 +151,8 @@ def rounds_of(engine: Any) -> Callable[[], None]:
     return advance
 
 
-def pss(root: int) -> int:
-    """Bytes of a process and all below it, shared pages in equal parts."""
+def measure_pss(root: int) -> int:
+    """Return the bytes of a process and its descendants, shared pages in equal parts."""
     parents: dict[int, int] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
@@ -158,11 +160,11 @@ def pss(root: int) -> int:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-    family, grown = {root}, True
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
+    family: set[int] = set()
+    children = {root}
+    while children:
+        family |= children
+        children = {pid for pid, parent in parents.items() if parent in family} - family
     total = 0
     for pid in family:
         try:
@@ -173,10 +175,10 @@ def pss(root: int) -> int:
     return total
 
 
-def peak(experiment: Experiment, folder: str) -> tuple[float, float]:
-    """Peak gigabytes of a whole run in processes of its own, evaluation and state file included; seconds per round."""
+def measure_peak(experiment: Experiment, folder: str) -> tuple[float, float]:
+    """Return the peak gigabytes and the seconds per round of a separate run, evaluation and state file included."""
     file = Path(folder) / f"{experiment.engine['name']}.yaml"
-    file.write_text(Experiment(**{**experiment.resolved(), "rounds": 2, "checkpoint_every": 1000}).to_yaml())
+    file.write_text(Experiment(**{**experiment.to_dict(), "rounds": 2, "checkpoint_every": 1000}).to_yaml())
     out = file.with_suffix("")
     run = subprocess.Popen(
         [sys.executable, "-m", "dbo.platform.cli", "run", str(file), "--out", str(out), "--quiet"],
@@ -184,10 +186,10 @@ def peak(experiment: Experiment, folder: str) -> tuple[float, float]:
     )
     most = 0
     while run.poll() is None:
-        most = max(most, pss(run.pid))
+        most = max(most, measure_pss(run.pid))
         time.sleep(0.2)
     if run.returncode:
-        raise SystemExit(f"the run for memory ended with {run.returncode}")
+        raise SystemExit(f"the run for memory failed with exit code {run.returncode}")
     lines = (out / "metrics.jsonl").read_text().splitlines()
     return most / 1e9, (json.loads(lines[-1])["seconds"]) / 2
 
@@ -195,52 +197,54 @@ def peak(experiment: Experiment, folder: str) -> tuple[float, float]:
 def main() -> None:
     options = argparse.ArgumentParser(description="A round at the size of 20 Newsgroups.")
     options.add_argument("--data-dir", help="folder with scikit_learn_data/; without it, synthetic text")
-    options.add_argument("--ray", action="store_true", help="also the memory of a run on Ray")
-    options.add_argument("--quick", action="store_true", help="small and few repeats: does it run?")
+    options.add_argument("--ray", action="store_true", help="also measure the memory of a run on Ray")
+    options.add_argument("--quick", action="store_true", help="a small problem with few repeats, as a test")
     chosen = options.parse_args()
     import torch
 
     torch.set_num_threads(1)
     torch.sparse.check_sparse_tensor_invariants.enable()
-    top_k = text(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
-    dense = text(chosen.data_dir, chosen.quick, {"name": "identity"})
-    inside, uncompressed = local(top_k), local(dense)
-    by_hand, y_by_hand = naive(top_k)
-    dim, steps = inside.hosts[0].shard.dim_y, top_k.parts.config.inner_steps
+    top_k = make_experiment(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
+    dense = make_experiment(chosen.data_dir, chosen.quick, {"name": "identity"})
+    compressed, uncompressed = local(top_k), local(dense)
+    advance_naive, y_naive = build_naive(top_k)
+    dim, steps = compressed.local_blocks[0].shard.dim_y, top_k.parts.config.inner_steps
     print(
         f"{top_k.task['dataset']}, {dim / 1e6:.2f} million parameters per node, {NODES} nodes, ring, K = {steps}, "
         f"float32, one thread; {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}", flush=True,
     )
-    first = rounds_of(inside)
-    first()
-    by_hand()
-    ours, theirs = np.asarray(inside.rows("y")), y_by_hand()
-    apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-    # Rounding decides about entries at a threshold: on the real messages the two part by about 1e-3 in float32.
-    assert apart < 1e-2, f"the two are not the same algorithm: y is apart by {apart:.1e}"
-    print(f"  the same y after a round, relative {apart:.0e}", flush=True)
-    times = measure.in_turn(
+    advance = make_advance(compressed)
+    advance()
+    advance_naive()
+    y, expected = np.asarray(compressed.rows("y")), y_naive()
+    error = np.linalg.norm(y - expected) / np.linalg.norm(expected)
+    # Rounding selects different entries at the threshold: about 1e-3 on the real messages in float32.
+    assert error < 1e-2, f"the two are not the same algorithm: the relative difference of y is {error:.1e}"
+    print(f"  the same y after a round, relative {error:.0e}", flush=True)
+    times = measure.run_in_turn(
         {
-            "naive torch": measure.clocked(by_hand, 1),
-            "top-k 20 %": measure.clocked(first, 1),
-            "uncompressed": measure.clocked(rounds_of(uncompressed), 1),
+            "naive torch": measure.time_rounds(advance_naive, 1),
+            "top-k 20 %": measure.time_rounds(advance, 1),
+            "uncompressed": measure.time_rounds(make_advance(uncompressed), 1),
         },
         repeats=2 if chosen.quick else 3, warm_up=1 if chosen.quick else 0,
     )
     measure.show(times)
     measure.judge("naive torch : top-k 20 %", times["naive torch"], times["top-k 20 %"], least=5)
     measure.judge("top-k 20 % : uncompressed", times["top-k 20 %"], times["uncompressed"], most=1.6)
-    ledger = inside.ledger()
+    ledger = compressed.ledger()
     sent = ledger.bytes_by_channel()["y_d"].sum() / (NODES * steps * (ledger.packets[0] / (steps + 1)))
     k = ledger.values_by_channel()["y_d"].sum() / (NODES * steps * (ledger.packets[0] / (steps + 1)))
     measure.judge_number("bytes of a message : entropy bound", sent / entropy_bound(int(k), dim), most=1.05)
     if not PROC.exists():
-        print("  memory: not measured, there is no /proc here", flush=True)
+        print("  memory: not measured, this system has no /proc", flush=True)
         return
-    del inside, uncompressed, by_hand, y_by_hand, first, ours, theirs
+    del compressed, uncompressed, advance_naive, y_naive, advance, y, expected
     with tempfile.TemporaryDirectory() as folder:
         for engine in ("local", "ray") if chosen.ray else ("local",):
-            most, seconds = peak(text(chosen.data_dir, chosen.quick, top_k.algorithm["compressor"], engine), folder)
+            most, seconds = measure_peak(
+                make_experiment(chosen.data_dir, chosen.quick, top_k.algorithm["compressor"], engine), folder
+            )
             print(f"  {engine}: {seconds:.2f} s a round", flush=True)
             measure.judge_number(f"peak memory of a run, engine {engine}", most, most=3, unit=" GB")
 

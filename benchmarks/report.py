@@ -1,8 +1,8 @@
-"""How long a report over many long runs takes, how large it is, and how smoothly it scrolls.
+"""Measure the time, the size and the scrolling of a report over many long runs.
 
     python benchmarks/report.py [--runs 60] [--evaluations 1000] [--browser /usr/bin/chromium]
 
-The runs are made up: three topologies × two partitions, as many seeds as are needed, ten nodes each.
+The runs are synthetic: three topologies × two partitions, as many seeds as needed, ten nodes each.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,37 +19,38 @@ PARTITIONS = ({"name": "iid"}, {"name": "by_class", "h": 0.8})
 NODES = 10
 
 
-def made_up(folder: Path, runs: int, evaluations: int) -> None:
-    """So many run folders with smooth, noisy curves."""
+def write_runs(folder: Path, runs: int, evaluations: int) -> None:
+    """Write so many run folders with smooth, noisy curves."""
     rng, texts = np.random.default_rng(0), {}
     for number in range(runs):
         rest, algorithm = divmod(number, len(ALGORITHMS))
         rest, topology = divmod(rest, len(TOPOLOGIES))
         seed, partition = divmod(rest, len(PARTITIONS))
-        place = folder / f"run-{number:03d}"
-        place.mkdir(parents=True)
-        (place / "experiment.yaml").write_text(json.dumps({      # JSON is YAML
-            "name": "many", "seed": seed, "nodes": NODES, "rounds": evaluations - 1, "task": {"name": "made_up"},
+        path = folder / f"run-{number:03d}"
+        path.mkdir(parents=True)
+        (path / "experiment.yaml").write_text(json.dumps({      # JSON is YAML
+            "name": "many", "seed": seed, "nodes": NODES, "rounds": evaluations - 1, "task": {"name": "synthetic"},
             "algorithm": {"name": ALGORITHMS[algorithm]}, "topology": {"name": TOPOLOGIES[topology]},
             "partition": PARTITIONS[partition],
         }))
         edges = [[i, (i + 1) % NODES] for i in range(NODES)]
-        (place / "network.json").write_text(json.dumps(
+        (path / "network.json").write_text(json.dumps(
             {"nodes": NODES, "links": NODES, "spectral_gap": 0.127, "edges": edges}))
-        (place / "events.jsonl").write_text(json.dumps({"timestamp": 0.0, "kind": "started", "after_round": 0}) + "\n")
-        if (algorithm, seed) not in texts:      # settings share them: to make them up takes longer than to report them
-            slow = 20.0 * (algorithm + 1)
-            texts[algorithm, seed] = "".join(_lines(rng, evaluations, slow)), "".join(_nodes(rng, evaluations, slow))
+        (path / "events.jsonl").write_text(json.dumps({"timestamp": 0.0, "kind": "started", "after_round": 0}) + "\n")
+        if (algorithm, seed) not in texts:      # shared by settings: writing them takes longer than the report
+            timescale = 20.0 * (algorithm + 1)
+            texts[algorithm, seed] = (
+                "".join(_make_metrics(rng, evaluations, timescale)), "".join(_make_nodes(rng, evaluations, timescale)))
         for name, text in zip(("metrics.jsonl", "nodes.jsonl"), texts[algorithm, seed], strict=True):
-            (place / name).write_text(text)
-        (place / "summary.json").write_text(json.dumps({"status": "finished", "algorithm": ALGORITHMS[algorithm]}))
+            (path / name).write_text(text)
+        (path / "summary.json").write_text(json.dumps({"status": "finished", "algorithm": ALGORITHMS[algorithm]}))
 
 
-def _lines(rng: Any, evaluations: int, slow: float) -> list[str]:
+def _make_metrics(rng: np.random.Generator, evaluations: int, timescale: float) -> list[str]:
     noise = 0.01 * rng.standard_normal(evaluations)
     lines = []
     for t in range(evaluations):
-        accuracy = 0.95 - 0.85 * np.exp(-t / slow) + noise[t]
+        accuracy = 0.95 - 0.85 * np.exp(-t / timescale) + noise[t]
         lines.append(json.dumps({
             "round": t, "seconds": 0.013 * t, "test_accuracy": accuracy, "test_loss": 2.3 - accuracy,
             "upper_loss": 2.4 - accuracy, "lower_loss": 2.5 - accuracy, "node_accuracy_mean": accuracy,
@@ -62,25 +62,26 @@ def _lines(rng: Any, evaluations: int, slow: float) -> list[str]:
     return lines
 
 
-def _nodes(rng: Any, evaluations: int, slow: float) -> list[str]:
-    accuracy = 0.95 - 0.85 * np.exp(-np.arange(evaluations) / slow)[:, None] + 0.01 * rng.standard_normal((1, NODES))
-    apart = rng.uniform(0.5, 1.5, (evaluations, NODES)) * np.exp(-np.arange(evaluations) / 300)[:, None]
+def _make_nodes(rng: np.random.Generator, evaluations: int, timescale: float) -> list[str]:
+    mean = 0.95 - 0.85 * np.exp(-np.arange(evaluations) / timescale)
+    accuracy = mean[:, None] + 0.01 * rng.standard_normal((1, NODES))
+    distance = rng.uniform(0.5, 1.5, (evaluations, NODES)) * np.exp(-np.arange(evaluations) / 300)[:, None]
     return [
         json.dumps({
-            "round": t, "accuracy": accuracy[t].round(6).tolist(), "apart_x": apart[t].tolist(),
-            "apart_y": apart[t].tolist(), "bytes": [1234 * t] * NODES, "channels": {"x": 5000 * t, "y": 7345 * t},
+            "round": t, "accuracy": accuracy[t].round(6).tolist(), "apart_x": distance[t].tolist(),
+            "apart_y": distance[t].tolist(), "bytes": [1234 * t] * NODES, "channels": {"x": 5000 * t, "y": 7345 * t},
         }) + "\n"
         for t in range(evaluations)
     ]
 
 
-def scrolling(page_file: Path, browser: str) -> dict[str, float]:
-    """The page opened and scrolled from top to end: milliseconds until it stands, and of the frames."""
+def measure_scrolling(page_file: Path, browser: str) -> dict[str, float]:
+    """Open the page and scroll from top to end; return milliseconds until it is ready, and of the frames."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
-        page = opened.new_context(offline=True, viewport={"width": 1280, "height": 800}).new_page()
+        chromium = play.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        page = chromium.new_context(offline=True, viewport={"width": 1280, "height": 800}).new_page()
         start = time.perf_counter()
         page.goto(page_file.resolve().as_uri())
         page.wait_for_selector(".panel", state="attached")
@@ -94,7 +95,7 @@ def scrolling(page_file: Path, browser: str) -> dict[str, float]:
             };
             requestAnimationFrame(step);
         })""")
-        opened.close()
+        chromium.close()
     return {
         "ready_ms": 1000 * ready, "frames": len(frames), "frame_median_ms": float(np.median(frames)),
         "frame_p95_ms": float(np.quantile(frames, 0.95)), "frame_max_ms": float(np.max(frames)),
@@ -106,19 +107,19 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--evaluations", type=int, default=1000)
     parser.add_argument("--browser", help="also open and scroll the page in this Chromium")
-    given = parser.parse_args()
-    from dbo.dashboards.load import gather
-    from dbo.dashboards.report import write
+    options = parser.parse_args()
+    from dbo.dashboards.load import load_runs
+    from dbo.dashboards.report import write_page
 
     with tempfile.TemporaryDirectory() as folder:
-        place, out = Path(folder) / "runs", Path(folder) / "report.html"
-        made_up(place, given.runs, given.evaluations)
+        runs, out = Path(folder) / "runs", Path(folder) / "report.html"
+        write_runs(runs, options.runs, options.evaluations)
         wall, processor = time.perf_counter(), time.process_time()
-        write(gather([place]), out)
+        write_page(load_runs([runs]), out)
         print(json.dumps({
-            "runs": given.runs, "evaluations": given.evaluations, "seconds": time.perf_counter() - wall,
+            "runs": options.runs, "evaluations": options.evaluations, "seconds": time.perf_counter() - wall,
             "cpu_seconds": time.process_time() - processor, "megabytes": out.stat().st_size / 1e6,
-            **(scrolling(out, given.browser) if given.browser else {}),
+            **(measure_scrolling(out, options.browser) if options.browser else {}),
         }, indent=2))
 
 

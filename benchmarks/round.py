@@ -1,8 +1,8 @@
-"""What the house costs: a round of C²DFB in process against the same arithmetic in bare NumPy.
+"""Measure the overhead of the engine: a round of C²DFB in process against the same arithmetic in bare NumPy.
 
-The bare version is what a competent user writes for this one case: stacked arrays, padded batched products, updates in
-place, `argpartition` for top-k, `W @ q`; no classes, no messages, no bytes counted. Both run on one thread. Before
-anything is timed the two are held against each other: after some rounds every row of x, y and z must agree.
+The bare version is what an experienced user would write for this one case: stacked arrays, padded batched products,
+updates in place, `argpartition` for top-k, `W @ q`; no classes, no messages, no byte counts. Both run on one thread.
+Before the measurement the results are compared: after some rounds every row of x, y and z must agree.
 
     python benchmarks/round.py [--quick]
 """
@@ -27,7 +27,7 @@ RATIO = 0.2
 
 
 def digits(dtype: Literal["float32", "float64"] = "float32", nodes: int = 10) -> Experiment:
-    """The digits among nodes on a ring, 80 % of each class with its home node."""
+    """Return an experiment on digits: nodes on a ring, 80 % of each class on one node."""
     return Experiment(
         nodes=nodes, dtype=dtype, topology={"name": "ring"}, partition={"name": "by_class", "h": 0.8},
         task={"name": "coefficient_tuning", "dataset": "digits"},
@@ -36,25 +36,25 @@ def digits(dtype: Literal["float32", "float64"] = "float32", nodes: int = 10) ->
 
 
 def local(experiment: Experiment) -> LocalEngine:
-    """The in-process engine, all nodes in one block."""
+    """Return the in-process engine, all nodes in one block."""
     parts, made = experiment.parts, prepare(experiment)
     return LocalEngine(parts.algorithm, parts.config, made.problem, made.network, [range(experiment.nodes)])
 
 
 def largest(magnitude: Array, k: int) -> Array:
-    """Where each row's k largest entries are; which of equal ones is left to chance."""
+    """Return the positions of each row's k largest entries; ties are broken arbitrarily."""
     return np.argpartition(magnitude, magnitude.shape[1] - k, axis=1)[:, -k:]
 
 
 def largest_first(magnitude: Array, k: int) -> Array:
-    """The same, and of equal ones the first. Digits have ties: a pixel that one image uses pulls all classes alike."""
+    """Do the same, with the first of equal ones. Digits have ties: a pixel of a single image."""
     return np.argsort(-magnitude, axis=1, kind="stable")[:, :k]
 
 
 def bare(
     experiment: Experiment, largest: Callable[[Array, int], Array] = largest
 ) -> tuple[dict[str, Array], Callable[[], None]]:
-    """The arrays x, y and z, and a function that moves them on by one round."""
+    """Return the arrays x, y and z, and a function that advances them by one round."""
     made = prepare(experiment)
     problem: Any = made.problem
     m, p, c, dtype = problem.nodes, problem.dim_x, problem.samples.classes, experiment.dtype
@@ -64,19 +64,19 @@ def bare(
     lam, eta_in, eta_out = STEPS["lam"], STEPS["eta_in"], STEPS["eta_out"]
     gamma_in, gamma_out, inner_steps = STEPS["gamma_in"], STEPS["gamma_out"], int(STEPS["inner_steps"])
 
-    def padded(part: Any, index: list[Array]) -> tuple[Array, Array, Array]:
+    def pad(part: Any, index: list[Array]) -> tuple[Array, Array, Array]:
         size = max(map(len, index))
         features = np.zeros((m, size, p), dtype)
         weight = np.zeros((m, size), dtype)
         target = np.zeros((m, size, c), dtype)
-        for i, mine in enumerate(index):
-            features[i, : len(mine)] = part.features[mine]
-            weight[i, : len(mine)] = 1 / len(mine)
-            target[i, np.arange(len(mine)), part.labels[mine]] = 1 / len(mine)
-        # Classes first: softmax over ten classes is several times faster along the samples than across them.
+        for i, own in enumerate(index):
+            features[i, : len(own)] = part.features[own]
+            weight[i, : len(own)] = 1 / len(own)
+            target[i, np.arange(len(own)), part.labels[own]] = 1 / len(own)
+        # Classes first: softmax over ten classes is several times faster along the samples.
         return features, weight.reshape(-1), np.ascontiguousarray(target.reshape(m * size, c).T)
 
-    train, val = padded(problem.samples.train, problem.train), padded(problem.samples.val, problem.val)
+    train, val = pad(problem.samples.train, problem.train), pad(problem.samples.val, problem.val)
 
     def cross_entropy_gradient(level: tuple[Array, Array, Array], w: Array) -> Array:
         features, weight, target = level
@@ -85,8 +85,8 @@ def bare(
         np.exp(scores, out=scores)
         scores *= weight / scores.sum(axis=0)
         scores -= target
-        pulled: Array = features.transpose(0, 2, 1) @ scores.T.reshape(m, -1, c)
-        return pulled
+        gradient: Array = features.transpose(0, 2, 1) @ scores.T.reshape(m, -1, c)
+        return gradient
 
     def g_y(x: Array, w: Array) -> Array:
         gradient = cross_entropy_gradient(train, w)
@@ -151,7 +151,7 @@ def bare(
 
 
 def check(rounds: int = 5) -> None:
-    """The two are the same algorithm: in float64 they agree after some rounds, to rounding."""
+    """Check that both are the same algorithm: in float64 they agree after some rounds, up to rounding."""
     experiment = digits("float64")
     engine = local(experiment)
     arrays, advance = bare(experiment, largest_first)
@@ -161,12 +161,12 @@ def check(rounds: int = 5) -> None:
             advance()
     for name, array in arrays.items():
         np.testing.assert_allclose(np.asarray(engine.rows(name)), array, rtol=1e-7, atol=1e-10, err_msg=name)
-        assert np.abs(array).max() > 0, f"{name} has not moved: the comparison says nothing"
+        assert np.abs(array).max() > 0, f"{name} has not moved: the comparison is void"
     print(f"the same x, y and z after {rounds} rounds in float64, relative 1e-7", flush=True)
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="A round in process against bare NumPy.")
+    options = argparse.ArgumentParser(description="Compare a round in process with bare NumPy.")
     options.add_argument("--quick", action="store_true", help="few repeats: does it run?")
     quick = options.parse_args().quick
     check()
@@ -181,8 +181,8 @@ def main() -> None:
 
     print("a round of C²DFB on digits, 10 nodes, ring, K = 15, top-k 20 %, float32, one thread", flush=True)
     with threadpool_limits(1):
-        times = measure.in_turn(
-            {"bare NumPy": measure.clocked(advance, 1), "in-process engine": measure.clocked(one_round, 1)},
+        times = measure.run_in_turn(
+            {"bare NumPy": measure.time_rounds(advance, 1), "in-process engine": measure.time_rounds(one_round, 1)},
             repeats=3 if quick else 150,
         )
     measure.show(times)

@@ -1,12 +1,12 @@
-"""What all tests share: the command line, and the one way to skip a test for want of something a machine may not have.
+"""Fixtures of all tests: the command line, and `require` for resources that a machine may not have.
 
-A test that needs a browser or the shared data asks for it:
+A test that needs a browser or the shared data requests it:
 
     def test_report_opens(require: Require) -> None:
         require("browser", shutil.which("chromium") is not None)
 
 Where it is missing the test is skipped, unless DBO_REQUIRE names it (comma-separated): then the test fails. Continuous
-integration sets DBO_REQUIRE, so a machine that lost its browser cannot pass by skipping.
+integration sets DBO_REQUIRE, so a machine without a browser cannot pass by skipping.
 """
 
 import os
@@ -17,84 +17,108 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import hypothesis
 import pytest
 
 from dbo.algorithms import registry
 from dbo.platform.cli import main
 from dbo.platform.config import plugins
 
-Need = Literal["browser", "data"]
-NEEDS: dict[str, str] = {"browser": "a browser", "data": "the shared data"}
+Resource = Literal["browser", "data"]
+RESOURCES: dict[str, str] = {"browser": "a browser", "data": "the shared data"}
 
 
 class Require(Protocol):
-    def __call__(self, need: Need, available: bool) -> None: ...
+    def __call__(self, resource: Resource, available: bool) -> None: ...
 
 
 def pytest_configure() -> None:
-    """A misspelt name would require nothing, in silence."""
-    unknown = required() - NEEDS.keys()
+    """Refuse an unknown name in DBO_REQUIRE, which would otherwise have no effect."""
+    unknown = read_required() - RESOURCES.keys()
     if unknown:
-        raise pytest.UsageError(f"DBO_REQUIRE: unknown {sorted(unknown)}, allowed are {sorted(NEEDS)}")
+        raise pytest.UsageError(f"DBO_REQUIRE: unknown {sorted(unknown)}, allowed are {sorted(RESOURCES)}")
+
+
+# `make test` is deterministic: property tests try the same examples every time. `make test-slow` explores at random.
+hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", max_examples=500, deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests on Ray share one cluster, so they stay in one process; the others go to whichever is free.
+    """Group the tests on Ray for pytest-xdist, and mark property tests.
 
-    Not when all are collected: pytest-xdist, which reads the groups then, may come first.
+    Tests that use the session's cluster stay in one process. Those that start clusters of their own go file by file to
+    whichever process is free. This must happen per item: when all items are collected, pytest-xdist may read the
+    groups first.
     """
     if item.get_closest_marker("ray"):
-        item.add_marker(pytest.mark.xdist_group("ray"))
+        shared = "ray" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("ray" if shared else f"ray {item.path.stem}"))
+    if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+        item.add_marker(pytest.mark.property)
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[Any]:
+    """The Ray cluster of the test session; its actors are reused between runs."""
+    from dbo.platform.engine.placement import reuse_actors
+    from dbo.platform.engine.ray_session import connect
+
+    module = connect(None)
+    with reuse_actors():
+        yield module
+    module.shutdown()
 
 
 @pytest.fixture
 def require() -> Require:
-    """Skips the test if what it needs is not available; fails it if DBO_REQUIRE promised that it would be."""
-    return check_need
+    """Skip the test if a resource is not available; fail it if DBO_REQUIRE names that resource."""
+    return require_resource
 
 
-def check_need(need: Need, available: bool) -> None:
-    if need not in NEEDS:
-        raise ValueError(f"unknown need {need!r}, allowed are {sorted(NEEDS)}")
+def require_resource(resource: Resource, available: bool) -> None:
+    if resource not in RESOURCES:
+        raise ValueError(f"unknown resource {resource!r}, allowed are {sorted(RESOURCES)}")
     if available:
         return
-    message = f"needs {NEEDS[need]}, which is not here"
-    if need in required():
+    message = f"needs {RESOURCES[resource]}, which is not here"
+    if resource in read_required():
         pytest.fail(f"{message} although DBO_REQUIRE names it", pytrace=False)
     pytest.skip(message)
 
 
-def required() -> set[str]:
+def read_required() -> set[str]:
     return {name.strip() for name in os.environ.get("DBO_REQUIRE", "").split(",")} - {""}
 
 
 @dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
+class Completed:
+    """Exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
 
-Command = Callable[..., Done]
+Command = Callable[..., Completed]
 
 
 @pytest.fixture(autouse=True)
-def _plugins_are_forgotten() -> Iterator[None]:
-    """What a test's plugin registers is gone when the test ends."""
+def _restore_registries() -> Iterator[None]:
+    """Remove what a test's plugins have registered."""
     registered, loaded = dict(registry.algorithms()), dict(plugins._loaded)
     yield
-    for now, before in ((registry._registry, registered), (plugins._loaded, loaded)):
-        now.clear()
-        now.update(before)
+    for current, before in ((registry._registry, registered), (plugins._loaded, loaded)):
+        current.clear()
+        current.update(before)
 
 
 @pytest.fixture
 def dbo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`dbo(...)` in this process, which is quick."""
+    """Run `dbo ...` in this process, which is quick."""
 
-    def run(*arguments: object) -> Done:
+    def run(*arguments: object) -> Completed:
         monkeypatch.setattr(sys, "argv", ["dbo", *map(str, arguments)])
         capsys.readouterr()
         code: Any = 0
@@ -102,21 +126,21 @@ def dbo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
             main.main()
         except SystemExit as end:
             code = end.code
-        said = capsys.readouterr()
-        return Done(int(code or 0), said.out, said.err)
+        captured = capsys.readouterr()
+        return Completed(int(code or 0), captured.out, captured.err)
 
     return run
 
 
 @pytest.fixture(scope="session")
 def dbo_process() -> Command:
-    """`dbo(...)` in a process of its own, as a user has it."""
+    """Run `dbo ...` in its own process, as a user does."""
 
-    def run(*arguments: str, cwd: Path, **more: Any) -> Done:
+    def run(*arguments: str, cwd: Path, **options: Any) -> Completed:
         done = subprocess.run(
             [sys.executable, "-c", "from dbo.platform.cli.main import main; main()", *arguments],
-            cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **more,
+            cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **options,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return Completed(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -67,8 +67,8 @@ def imported(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, alias.name) for alias in names)
             case ast.ImportFrom(module=module, names=names, level=level):
                 above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
-                origin = ".".join([*above, *([module] if module else [])])
-                yield from ((node.lineno, f"{origin}.{alias.name}") for alias in names)
+                base = ".".join([*above, *([module] if module else [])])
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
             case ast.Call(
                 func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
                 args=[ast.Constant(value=str(name)) | ast.JoinedStr(values=[ast.Constant(value=str(name)), *_]), *_],
@@ -136,7 +136,7 @@ def test_platform_holds_only_sub_packages_and_compatibility_imports() -> None:
         ("algorithms", "from algorithms.protocol import Array"),
         ("platform/config", "from dbo.platform.engine.ray_engine import RayEngine"),
         ("platform/config", "from dbo.platform.runs import runner"),
-        ("platform/config", "from dbo.platform.network import wire"),
+        ("platform/config", "from dbo.platform.network import packet"),
         ("platform/config", "from dbo.algorithms.methods.c2dfb import c2dfb"),
         ("platform/config", "import_module('dbo.algorithms.methods.c2dfb')"),
         ("platform/config", "importlib.import_module(f'dbo.tasks.problems.{name}')"),

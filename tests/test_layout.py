@@ -6,16 +6,20 @@ name. So `platform/` at the repo root is harmless exactly as long as it has no `
 `platform` comes later on the path and wins.
 """
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SETUPTOOLS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS: dict[str, Any] = PYPROJECT["tool"]["setuptools"]
 PACKAGES: list[str] = SETUPTOOLS["packages"]
 PACKAGE_DIR: dict[str, str] = SETUPTOOLS["package-dir"]
 FOLDERS = ("algorithms", "dashboards", "platform", "sweeps", "tasks")
@@ -121,3 +125,29 @@ def test_no_link_without_a_package() -> None:
     """typings/dbo links the package folders and the modules of dbo/, and nothing else."""
     modules = {path.name for path in (ROOT / "dbo").glob("*.py")}
     assert {path.name for path in (ROOT / "typings" / "dbo").iterdir()} == {*FOLDERS, *modules}
+
+
+def imported_libraries() -> set[str]:
+    """The top-level names of all third-party modules that the packages import."""
+    found = set()
+    for folder in ("dbo", *FOLDERS):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else \
+                    [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+                found |= {name.partition(".")[0] for name in names}
+    return found - set(sys.stdlib_module_names) - {"dbo"}
+
+
+def test_every_imported_library_is_a_declared_dependency() -> None:
+    """A wheel in a clean environment finds everything that it imports, at least with its extras."""
+    project = PYPROJECT["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["gpu"],
+                *project["optional-dependencies"]["mnist"]]
+    names = {re.split(r"[<>=\[ ]", entry)[0].lower().replace("_", "-") for entry in declared}
+    provided = packages_distributions()
+    missing = {
+        library for library in imported_libraries()
+        if not names & {name.lower().replace("_", "-") for name in provided.get(library, [library])}
+    }
+    assert missing == {"markupsafe", "pydantic_core"}      # parts of jinja2 and pydantic, released with them

@@ -1,4 +1,4 @@
-"""The README is true: its commands run, its Python runs, its links lead somewhere, its example is the file."""
+"""The README is correct: its commands and its Python run, its links work, its example is the file."""
 
 import os
 import re
@@ -23,18 +23,19 @@ SERVERS = {"watch", "ui"}
 BLOCKS = re.findall(r"```(python|yaml)\n(.*?)```", README, flags=re.DOTALL)
 
 
-def shortened(command: str) -> list[str]:
-    """The command as it stands, with this interpreter's programs and fewer rounds."""
-    words = [str(BIN / word.removeprefix(".venv/bin/")) if word.startswith(".venv/bin/") else word
-             for word in shlex.split(command)]
-    rounds = "rounds=3" if "--from" in words else "rounds=2"           # more than the run that it goes on from
-    from_a_file = [rounds] if any(word.endswith(".yaml") for word in words) else []
-    return [*(re.sub(r"^rounds=\d+$", rounds, word) for word in words), *from_a_file]
+def shorten(command: str) -> list[str]:
+    """Return the command with fewer rounds, and with the programs of this environment."""
+    arguments = [str(BIN / part.removeprefix(".venv/bin/")) if part.startswith(".venv/bin/") else part
+                 for part in shlex.split(command)]
+    rounds = "rounds=3" if "--from" in arguments else "rounds=2"           # more than the run that it extends
+    of_file = [rounds] if any(part.endswith(".yaml") for part in arguments) else []
+    return [*(re.sub(r"^rounds=\d+$", rounds, part) for part in arguments), *of_file]
 
 
-def run(words: list[str], cwd: Path) -> None:
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "CI": "1"})
-    assert done.returncode == 0, f"{words}: {done.stdout[-1500:]}{done.stderr[-1500:]}"
+def run(arguments: list[str], cwd: Path) -> None:
+    environment = {**os.environ, "CI": "1"}
+    done = subprocess.run(arguments, cwd=cwd, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, f"{arguments}: {done.stdout[-1500:]}{done.stderr[-1500:]}"
 
 
 def free_port() -> int:
@@ -43,18 +44,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def serve(words: list[str], cwd: Path) -> None:
-    """A command that serves a page: it says where, and ends when it is told to."""
+def serve(arguments: list[str], cwd: Path) -> None:
+    """Run a command that serves a page: it must print the address, and end after SIGTERM."""
     server = subprocess.Popen(
-        [*words, "--port", str(free_port())], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*arguments, "--port", str(free_port())], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        said = ""
-        while "http://127.0.0.1" not in said:
+        output = ""
+        while "http://127.0.0.1" not in output:
             assert server.stdout is not None
             line = server.stdout.readline()
-            assert line, f"{words}: ended without an address: {said}"
-            said += line
+            assert line, f"{arguments}: ended without an address: {output}"
+            output += line
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == 0
     finally:
@@ -62,8 +63,8 @@ def serve(words: list[str], cwd: Path) -> None:
         server.wait()
 
 
-def test_both_commands_are_named() -> None:
-    """`make run` and `make test` stand in the README and in the Makefile."""
+def test_make_run_and_make_test_exist() -> None:
+    """`make run` and `make test` are in the README and in the Makefile."""
     assert {"make run", "make test"} <= set(COMMANDS)
     makefile = (REPO / "Makefile").read_text()
     assert re.search(r"^run:", makefile, re.MULTILINE)
@@ -71,35 +72,38 @@ def test_both_commands_are_named() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_every_command_runs(tmp_path: Path) -> None:
-    """All `.venv/bin` commands, in the order in which a reader meets them, in a folder with the repository's docs/."""
+    """All `.venv/bin` commands run in the order of the README, and the program that draws its figure.
+
+    They run in a folder with the repository's docs/.
+    """
     (tmp_path / "docs").symlink_to(REPO / "docs")
     commands = [command for command in COMMANDS if command.startswith(".venv/bin/") and "verify" not in command]
     assert len(commands) >= 6
     for command in commands:
-        words = shortened(command)
-        if "dashboards.figures" in command:
-            words[-1] = str(tmp_path / "compare.png")      # the committed figure is made from the full run
-        if words[1] in SERVERS:
-            serve(words, tmp_path)
+        arguments = shorten(command)
+        if arguments[1] in SERVERS:
+            serve(arguments, tmp_path)
         else:
-            run(words, tmp_path)
+            run(arguments, tmp_path)
+    run([sys.executable, "-m", "dbo.dashboards.figures", "runs/digits", "--out", "compare.png"], tmp_path)
     assert (tmp_path / "compare.png").stat().st_size > 10_000
 
 
 @pytest.mark.ray
-def test_what_make_run_does(tmp_path: Path) -> None:
-    """The Makefile's comparison, with fewer rounds: four algorithms, a table, a folder each."""
-    given = re.search(r"^COMPARE\s*\?=\s*(.*)$", (REPO / "Makefile").read_text(), re.MULTILINE)
-    assert given is not None
-    words = [re.sub(r"^rounds=\d+$", "rounds=2", word) for word in shlex.split(given[1])]
-    run([str(BIN / "dbo"), "compare", *words, "tracking.uri=off", "--out", "out"], tmp_path)
-    made = {path.name for path in (tmp_path / "out").iterdir()}
-    assert made >= {"c2dfb", "c2dfb_nc", "madsbo", "mdbo", "compare.csv", "group.json"}
+def test_the_comparison_of_make_run(tmp_path: Path) -> None:
+    """With fewer rounds it writes a folder per algorithm and a table."""
+    found = re.search(r"^COMPARE\s*\?=\s*(.*)$", (REPO / "Makefile").read_text(), re.MULTILINE)
+    assert found is not None
+    arguments = [re.sub(r"^rounds=\d+$", "rounds=2", part) for part in shlex.split(found[1])]
+    run([str(BIN / "dbo"), "compare", *arguments, "tracking.uri=off", "--out", "out"], tmp_path)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"c2dfb", "c2dfb_nc", "madsbo", "mdbo", "compare.csv", "group.json"}
 
 
 def test_python_blocks_run(tmp_path: Path) -> None:
-    """The notebook snippet runs as printed (in process, fewer rounds)."""
+    """The Python block runs as printed, with the local engine and fewer rounds."""
     snippet = next(code for kind, code in BLOCKS if kind == "python" and "result.history" in code)
     code = snippet.replace("rounds=20", 'rounds=2, engine={"name": "local"}')
     assert code != snippet
@@ -107,22 +111,22 @@ def test_python_blocks_run(tmp_path: Path) -> None:
 
 
 def test_the_experiment_file_is_valid(tmp_path: Path) -> None:
-    """The YAML block is an experiment, and runs."""
+    """The YAML block is an experiment that runs."""
     text = next(code for kind, code in BLOCKS if kind == "yaml")
     (tmp_path / "e.yaml").write_text(text)
     run([str(BIN / "dbo"), "run", "e.yaml", "rounds=2", "engine.name=local", "tracking.uri=off", "--quiet"], tmp_path)
 
 
 def test_the_example_is_the_file() -> None:
-    """The algorithm in the README is docs/examples/gossip_penalty.py, to the letter."""
+    """The algorithm in the README is exactly docs/examples/gossip_penalty.py."""
     example = (REPO / "docs" / "examples" / "gossip_penalty.py").read_text(encoding="utf-8").strip()
     assert example in README
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(
     str(path.relative_to(REPO)) for path in sorted((REPO / "docs").rglob("*.md")))])
-def test_links_lead_somewhere(page: str) -> None:
-    """Every relative link of the documentation names a file that is there."""
+def test_links_work(page: str) -> None:
+    """Every relative link of the documentation names an existing file."""
     text = (REPO / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", text):
         assert ((REPO / page).parent / target).exists(), f"{page}: {target}"

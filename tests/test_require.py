@@ -1,4 +1,4 @@
-"""The skip mechanism of conftest.py: a skip that continuous integration must not see becomes a failure."""
+"""The `require` fixture of conftest.py: continuous integration turns skips into failures."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ NEEDS_BROWSER = "def test_needs_browser(require):\n    require('browser', {avail
 
 
 def run_pytest(folder: Path, required: str, available: bool) -> tuple[int, str]:
-    """Runs one test that needs a browser, in a folder of its own with our conftest.py."""
+    """Run one test that needs a browser, in a separate folder with our conftest.py."""
     shutil.copy(CONFTEST, folder)
     (folder / "test_it.py").write_text(NEEDS_BROWSER.format(available=available))
     done = subprocess.run(
@@ -26,7 +26,7 @@ def run_pytest(folder: Path, required: str, available: bool) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("required", "available", "code", "says"),
+    ("required", "available", "code", "message"),
     [
         ("", True, 0, "1 passed"),
         ("", False, 0, "1 skipped"),
@@ -36,14 +36,14 @@ def run_pytest(folder: Path, required: str, available: bool) -> tuple[int, str]:
         ("broswer", True, 4, "DBO_REQUIRE: unknown ['broswer']"),
     ],
 )
-def test_missing_need_skips_or_fails(tmp_path: Path, required: str, available: bool, code: int, says: str) -> None:
-    """A missing need skips the test, fails it if DBO_REQUIRE names the need; a misspelt DBO_REQUIRE is refused."""
+def test_missing_need_skips_or_fails(tmp_path: Path, required: str, available: bool, code: int, message: str) -> None:
+    """A missing need skips the test, or fails it if DBO_REQUIRE names the need; a misspelt DBO_REQUIRE is refused."""
     returned, output = run_pytest(tmp_path, required, available)
     assert returned == code, output
-    assert says in output
+    assert message in output
 
 
 def test_unknown_need_is_an_error(require: Any) -> None:
-    """A test cannot ask for something that DBO_REQUIRE could never name."""
-    with pytest.raises(ValueError, match="unknown need 'broswer'"):
+    """A test can require only what DBO_REQUIRE may name."""
+    with pytest.raises(ValueError, match="unknown resource 'broswer'"):
         require("broswer", True)

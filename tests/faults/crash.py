@@ -1,4 +1,4 @@
-"""Test 1, actors: killed with SIGKILL in every phase of a round, and once by a machine's silence."""
+"""Test 1, actors: SIGKILL in every phase of a round, and an actor that hangs."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from typing import Any
 from unittest import mock
 
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.placement import waiting_room
+from dbo.platform.engine.placement import reuse_actors
 from dbo.platform.engine.ray_engine import RayEngine
 from dbo.platform.engine.ray_session import connect
 from dbo.platform.runs.runner import run
-from tests.faults.row import Row, digest, lines
+from tests.faults.row import Row, count_evaluations, hash_run
 
 PHASES = ("begin", "compute", "compress", "send", "receive", "mix", "checkpoint")
 TOPOLOGIES = ("ring", "two_hop", "erdos_renyi")
@@ -30,12 +30,13 @@ SETTINGS: dict[str, Any] = {
 
 
 def actors(short: bool, sabotage: bool = False) -> Row:
-    """Every phase × algorithm × topology. Sabotage: only what died is rolled back."""
+    """Every phase × algorithm × topology. Sabotage: only the dead actors are rolled back."""
     row = Row("actors", "all bit-identical")
     connect(None)
     names = ("c2dfb",) if short else tuple(ALGORITHMS)
-    with tempfile.TemporaryDirectory() as place, waiting_room():
-        plugin = Path(place) / "strikes.py"
+    with tempfile.TemporaryDirectory() as folder_name, reuse_actors():
+        root = Path(folder_name)
+        plugin = root / "kills.py"
         shutil.copy(Path(__file__).with_name("kill_plugin.py"), plugin)
         for name in names:
             for topology in ("ring",) if short else TOPOLOGIES:
@@ -43,54 +44,54 @@ def actors(short: bool, sabotage: bool = False) -> Row:
                     **SETTINGS, algorithm={"name": name, **ALGORITHMS[name]}, topology={"name": topology},
                     plugins=[str(plugin)],
                 )
-                calm = run(experiment, Path(place) / f"calm-{name}-{topology}")
+                calm = run(experiment, root / f"calm-{name}-{topology}")
                 for phase in ("compute", "checkpoint") if short else PHASES:
-                    folder = Path(place) / f"{name}-{topology}-{phase}"
+                    folder = root / f"{name}-{topology}-{phase}"
                     round_ = 8 if phase == "checkpoint" else 6
                     plugin.with_name("trigger.json").write_text(json.dumps({"phase": phase, "round": round_}))
-                    with _forgetful() if sabotage else mock.MagicMock():
+                    with _partial_rollback() if sabotage else mock.MagicMock():
                         hit = run(experiment, folder)
-                    struck = not plugin.with_name("trigger.json").exists()
+                    killed = not plugin.with_name("trigger.json").exists()
                     plugin.with_name("trigger.json").unlink(missing_ok=True)
                     row.seconds += [recovery["seconds"] for recovery in hit.summary["recoveries"]]
-                    lines(row, folder, experiment.rounds + 1)
-                    same = digest(folder) == digest(calm.folder)
-                    row.count(struck and same, f"{name}, {topology}, {phase}: struck={struck}, same={same}")
+                    count_evaluations(row, folder, experiment.rounds + 1)
+                    same = hash_run(folder) == hash_run(calm.folder)
+                    row.count(killed and same, f"{name}, {topology}, {phase}: killed={killed}, same={same}")
         if not sabotage:
-            _silence(row, Path(place))
+            _hang(row, root)
     return row
 
 
-def _forgetful() -> Any:
-    """Survivors keep the state of the round that was given up."""
+def _partial_rollback() -> Any:
+    """Let survivors keep the state of the round that was abandoned."""
     restore = RayEngine.restore
 
-    def partly(engine: RayEngine, blocks: Any) -> None:
+    def restore_partly(engine: RayEngine, blocks: Any) -> None:
         if blocks is None:
             restore(engine, blocks)
             return
         now = engine._ray.get([actor.snapshot.remote() for actor in engine._actors])
-        moved = [old if (old["oracles"] == 0).all() else new for old, new in zip(blocks, now, strict=True)]
-        restore(engine, [new if new["oracles"].any() else old for old, new in zip(blocks, moved, strict=True)])
+        survivors = [old if (old["oracles"] == 0).all() else new for old, new in zip(blocks, now, strict=True)]
+        restore(engine, [new if new["oracles"].any() else old for old, new in zip(blocks, survivors, strict=True)])
 
-    return mock.patch.object(RayEngine, "restore", partly)
+    return mock.patch.object(RayEngine, "restore", restore_partly)
 
 
-def _silence(row: Row, place: Path) -> None:
-    """An actor that is stopped, not killed: nobody tells the driver."""
+def _hang(row: Row, root: Path) -> None:
+    """Stop an actor instead of killing it: Ray reports nothing to the driver."""
     engine = {**SETTINGS["engine"], "step_timeout": 8.0}
     experiment = Experiment(**{**SETTINGS, "engine": engine}, algorithm={"name": "c2dfb", **ALGORITHMS["c2dfb"]})
-    calm = run(experiment, place / "loud")
-    struck: list[int] = []
+    calm = run(experiment, root / "calm")
+    stopped: list[int] = []
     advance = RayEngine.advance
 
-    def stopped(engine: RayEngine, round_: int) -> None:
-        if round_ == 6 and not struck:
-            struck.append(engine.pids()[0])
-            os.kill(struck[0], signal.SIGSTOP)
+    def stop_in_round_6(engine: RayEngine, round_: int) -> None:
+        if round_ == 6 and not stopped:
+            stopped.append(engine.pids()[0])
+            os.kill(stopped[0], signal.SIGSTOP)
         advance(engine, round_)
 
-    with mock.patch.object(RayEngine, "advance", stopped):
-        hit = run(experiment, place / "silent")
+    with mock.patch.object(RayEngine, "advance", stop_in_round_6):
+        hit = run(experiment, root / "hung")
     row.seconds += [recovery["seconds"] for recovery in hit.summary["recoveries"]]
-    row.count(bool(struck) and digest(hit.folder) == digest(calm.folder), "a stopped actor: other bits")
+    row.count(bool(stopped) and hash_run(hit.folder) == hash_run(calm.folder), "a stopped actor: other bits")

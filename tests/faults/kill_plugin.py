@@ -1,4 +1,4 @@
-"""A plugin for test 1: an actor that loads it kills itself where `trigger.json` beside this file says, once."""
+"""Plugin of test 1: an actor that loads it kills itself once, in the phase and round that `trigger.json` names."""
 
 import json
 import os
@@ -7,41 +7,42 @@ from pathlib import Path
 from typing import Any
 
 from dbo.platform.engine import block, shard_wrappers
-from dbo.platform.network import wire
+from dbo.platform.network import packet
 
 TRIGGER = Path(__file__).with_name("trigger.json")
-_now = {"round": 0}
+_current = {"round": 0}
 
 
-def _strike(phase: str) -> None:
+def _kill_if_due(phase: str) -> None:
     try:
         wanted = json.loads(TRIGGER.read_text())
-        if wanted == {"phase": phase, "round": _now["round"]}:
-            TRIGGER.rename(TRIGGER.with_name(f"struck-{os.getpid()}.json"))     # whoever renames it is the one
+        if wanted == {"phase": phase, "round": _current["round"]}:
+            TRIGGER.rename(TRIGGER.with_name(f"killed-{os.getpid()}.json"))     # only one process can rename it
             os.kill(os.getpid(), signal.SIGKILL)
     except (OSError, ValueError):
         return
 
 
-def _before(owner: Any, name: str, phase: str) -> None:
+def _patch(owner: Any, name: str, phase: str) -> None:
+    """Kill the process, if it is due, before this function."""
     original = getattr(owner, name)
-    if getattr(original, "struck", False):
+    if getattr(original, "is_patched", False):
         return
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
         if name == "begin":
-            _now["round"] = arguments[1]
-        _strike(phase)
+            _current["round"] = arguments[1]
+        _kill_if_due(phase)
         return original(*arguments, **named)
 
-    wrapped.struck = True       # type: ignore[attr-defined]
+    wrapped.is_patched = True       # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
 
 
-_before(block.Host, "begin", "begin")
-_before(shard_wrappers.Counted, "g_y", "compute")
-_before(block.Host, "_speak", "compress")
-_before(wire, "encode", "send")
-_before(wire, "decode", "receive")
-_before(block.Host, "_mix", "mix")
-_before(block.Host, "snapshot", "checkpoint")
+_patch(block.Block, "begin", "begin")
+_patch(shard_wrappers.CountingShard, "g_y", "compute")
+_patch(block.Block, "_send", "compress")
+_patch(packet, "encode", "send")
+_patch(packet, "decode", "receive")
+_patch(block.Block, "_mix", "mix")
+_patch(block.Block, "snapshot", "checkpoint")

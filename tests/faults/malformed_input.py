@@ -1,43 +1,40 @@
-"""Malformed input in bulk: what is made of every parameter's own annotation, and hand-picked files and command lines.
+"""Generate malformed input: values outside the declared range of every parameter, and selected files and commands.
 
-A case is a command line, the files it needs, and what the refusal must name. `judge` says what is wrong with an answer.
+A case is a command line, the files it needs, and what the error message must name. `find_fault` checks the response.
 """
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import annotated_types
-
 from dbo.algorithms.compression.compressors import COMPRESSORS
 from dbo.algorithms.registry import algorithms
+from dbo.parameters import declaration
 from dbo.platform.config.engines import ENGINES
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.network.topology import TOPOLOGIES
-from dbo.tasks.datasets.digits import DATASETS
 from dbo.tasks.partitions import PARTITIONS
-from dbo.tasks.registry import TASKS
+from dbo.tasks.registry import DATASETS, TASKS
 
 LOCAL = "engine.name=local"
-# Words of which a refusal must have one: they come before what would be right.
+# An error message must have one of these: they introduce what is allowed.
 ALLOWED = (
     "allowed", "must", "known keys", "expected", "required", "at least", "key=value", "metric=level", "did you mean",
     "YAML", "cannot", "no such file", "twice", "one experiment file", "choose", "use ", "above", "numbered", "needs",
     "requires", "own neighbour", "no keys of its own", "not the folder of", "e.g. ", "damaged", "belongs to another",
-    "no such", "unexpected",
-    "leaves", "connected",
+    "no such", "unexpected", "leaves", "connected",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One wrong input; `says` must be in the line that refuses it."""
+    """A wrong input; the error message must contain every entry of `expected`."""
 
     kind: str
     arguments: tuple[str, ...]
-    says: tuple[str, ...]
+    expected: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -45,7 +42,7 @@ class Case:
 
 
 def cases(seed: int = 0) -> list[Case]:
-    """All of them, the same for the same seed."""
+    """Return all cases; the same for the same seed."""
     rng = random.Random(seed)
     found = [
         *_top(), *_components(), *_typos(rng), *_overrides(rng), *_files(rng), *_edges(rng), *_places(), *_commands(),
@@ -54,8 +51,8 @@ def cases(seed: int = 0) -> list[Case]:
     return list({(case.arguments, tuple(case.files.values())): case for case in found}.values())
 
 
-def judge(case: Case, code: int, out: str, err: str, changed: bool, seconds: float | None = None) -> str | None:
-    """What is wrong with the answer to a case; None: it is as it must be."""
+def find_fault(case: Case, code: int, out: str, err: str, changed: bool, seconds: float | None = None) -> str | None:
+    """Return what is wrong with the response to a case; None if it is correct."""
     if "Traceback" in err + out:
         return "a traceback"
     if code != 2:
@@ -66,11 +63,11 @@ def judge(case: Case, code: int, out: str, err: str, changed: bool, seconds: flo
         return f"not one line: {(err + out)[:300]!r}"
     if len(err) > 2_000:
         return f"a line of {len(err)} characters"
-    missing = [part for part in case.says if part not in err]
+    missing = [part for part in case.expected if part not in err]
     if missing:
         return f"does not name {missing}: {err.strip()[:300]}"
-    if not any(word in err for word in ALLOWED):
-        return f"does not say what is allowed: {err.strip()[:300]}"
+    if not any(phrase in err for phrase in ALLOWED):
+        return f"does not name what is allowed: {err.strip()[:300]}"
     if seconds is not None and seconds > 2:
         return f"took {seconds:.1f} s"
     return None
@@ -79,40 +76,41 @@ def judge(case: Case, code: int, out: str, err: str, changed: bool, seconds: flo
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def _run(kind: str, says: str | tuple[str, ...], *arguments: str, **files: bytes) -> Case:
+def _run(kind: str, expected: str | tuple[str, ...], *arguments: str, **files: bytes) -> Case:
     named = {name.replace("__", "."): data for name, data in files.items()}
-    return Case(kind, ("run", *arguments), (says,) if isinstance(says, str) else says, named)
+    return Case(kind, ("run", *arguments), (expected,) if isinstance(expected, str) else expected, named)
 
 
-def _wrong(hint: Any) -> Iterator[str]:
-    """Values, as they are typed, that an annotation does not allow."""
-    text = str(hint)
-    limits = [note for note in getattr(hint, "__metadata__", ()) if not isinstance(note, str)]
-    number = "int" in text or "float" in text
-    plain = text.startswith("<class 'str'") or "Annotated[str" in text
+def _wrong(entry: "Field[Any]", hint: Any) -> Iterator[str]:
+    """Yield values, as they are typed, that the type or the declared range of a parameter does not allow."""
+    text, limits = str(hint), declaration(entry)
+    is_number, is_list, is_choice = "int" in text or "float" in text, "tuple" in text, "Literal" in text
+    is_text = "str" in text and not is_choice
     yield "{a: 1}"
-    if number and "Optional" not in text and "None" not in text:
+    if is_number and "Optional" not in text and "None" not in text:
         yield ""
-    if not plain:
+    if not is_text:
         yield "nonsense words"
-    if number:
+    if is_number:
         yield from (".nan", ".inf", "-.inf", "[[1], [2]]", "'1'", "2026-01-01")
         yield "true" if "bool" not in text else "maybe"
-    if "int" in text and "float" not in text and "tuple" not in text:
+    if "int" in text and "float" not in text and not is_list:
         yield from ("1.5", "1e3")
-    if plain:
+    if is_text or (is_choice and not is_number):
         yield from ("3", "[a]", "true")
-    for note in limits:
-        if isinstance(note, annotated_types.Gt):
-            yield from (str(note.gt), str(note.gt - 1))
-        elif isinstance(note, annotated_types.Ge):
-            yield from (str(note.ge - 1), "-1000000")
-        elif isinstance(note, annotated_types.Lt):
-            yield str(note.lt)
-        elif isinstance(note, annotated_types.Le):
-            yield str(note.le + 1)
-        elif isinstance(note, annotated_types.MinLen):
-            yield "''" if plain else "[]"
+    if is_text and "None" not in text:
+        yield "''"
+    if is_list:                              # the range is that of its entries
+        yield "[]"
+        return
+    if limits.gt is not None:
+        yield from (str(limits.gt), str(limits.gt - 1))
+    if limits.ge is not None:
+        yield from (str(limits.ge - 1), "-1000000")
+    if limits.lt is not None:
+        yield str(limits.lt)
+    if limits.le is not None:
+        yield str(limits.le + 1)
 
 
 def _top() -> Iterator[Case]:
@@ -124,8 +122,8 @@ def _top() -> Iterator[Case]:
         "eval_every": ("0", "-1", "0.5", "often", "", "[2]"),
         "checkpoint_every": ("0", "-1", "0.5", "never", "", "{}"),
         "dtype": ("float16", "int", "3", "", "[float32]", "FLOAT64", "bfloat16"),
-        "task": ("quadratic", "3", "[]", ""), "algorithm": ("c2dfb", "3", "[]", ""), "topology": ("ring", "3", "[]",
-        ""),
+        "task": ("quadratic", "3", "[]", ""), "algorithm": ("c2dfb", "3", "[]", ""),
+        "topology": ("ring", "3", "[]", ""),
         "partition": ("iid", "3", "[]", ""), "engine": ("local", "3", "[]", ""), "tracking": ("off", "3", "[]", ""),
         "tracking.experiment": ("''", "3", "[]", ""), "tracking.uri": ("3", "[]", "true", "{}"),
         "data_dir": ("3", "[]", "true", "{}"), "plugins": ("3", "x.py", "{}", "[3]", "[[a.py]]", "true"),
@@ -137,7 +135,7 @@ def _top() -> Iterator[Case]:
 
 
 def _components() -> Iterator[Case]:
-    """Every parameter of every component, with every kind of wrong value for its annotation."""
+    """Yield every parameter of every component with every kind of wrong value for its type and range."""
     tables: list[tuple[str, dict[str, Any]]] = [
         ("algorithm", {name: known.config for name, known in algorithms().items()}), ("topology", dict(TOPOLOGIES)),
         ("partition", dict(PARTITIONS)), ("engine", dict(ENGINES)), ("task", dict(TASKS)),
@@ -155,21 +153,22 @@ def _components() -> Iterator[Case]:
 
 def _parameters(label: str, chosen: tuple[str, ...], path: str, kind: Any) -> Iterator[Case]:
     local = () if path == "engine" else (LOCAL,)
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind)
     for entry in fields(kind):
         where = f"{path}.{entry.name}"
         if entry.name == "compressor":
             values = ["top_k", "3", "[]", "{name: zip}", "{name: top_k, ratio: 2}", "{bogus: 1}"]
         else:
-            values = list(_wrong(hints[entry.name]))
+            values = list(_wrong(entry, hints[entry.name]))
         for value in dict.fromkeys(values):
-            yield _run(label, where, *local, *chosen, f"{where}={value}")
-    more = ("topology.file=g.txt",) if "topology.name=edges" in chosen else ()
-    yield _run(label, f"{path}.no_such_thing", *local, *chosen, *more, f"{path}.no_such_thing=1")
+            named = (path, entry.name) if value in ("''", "[]") else where         # checked by the component itself
+            yield _run(label, named, *local, *chosen, f"{where}={value}")
+    required = ("topology.file=g.txt",) if "topology.name=edges" in chosen else ()
+    yield _run(label, f"{path}.no_such_thing", *local, *chosen, *required, f"{path}.no_such_thing=1")
 
 
 def _typos(rng: random.Random) -> Iterator[Case]:
-    """Keys and names with a letter dropped, doubled or exchanged."""
+    """Yield keys and names with a letter dropped, doubled or exchanged."""
     for key in Experiment.model_fields:
         wrong = _typo(key, rng) + "_"
         yield _run("typo", wrong, LOCAL, f"{wrong}=1")
@@ -199,9 +198,9 @@ def _overrides(rng: random.Random) -> Iterator[Case]:
         yield _run("override", "=", LOCAL, text)
     for path, value in (
         ("rounds", "{a"), ("rounds", "[1"), ("rounds", "'"), ("rounds", '"'), ("rounds", "&a *b"), ("rounds", "*a"),
-        ("rounds", "!!python/object/apply:os.system ['true']"), ("rounds", "!!python/name:os.system"), ("rounds",
-        "a: b: c"),
-        ("rounds", "%"), ("rounds", "@"), ("rounds", "`"), ("rounds", "\0"), ("rounds", "\x1b[2J"), ("name", "\ud800"),
+        ("rounds", "!!python/object/apply:os.system ['true']"), ("rounds", "!!python/name:os.system"),
+        ("rounds", "a: b: c"), ("rounds", "%"),
+        ("rounds", "@"), ("rounds", "`"), ("rounds", "\0"), ("rounds", "\x1b[2J"), ("name", "\ud800"),
         ("rounds", "[" * 3000), ("rounds", "0x"), ("rounds", "9" * 5000),
     ):
         yield _run("override", path, LOCAL, f"{path}={value}")
@@ -213,24 +212,24 @@ def _overrides(rng: random.Random) -> Iterator[Case]:
 
 
 def _commands() -> Iterator[Case]:
-    for arguments, says in (
+    for arguments, expected in (
         (("nonsense",), "nonsense"), (("run", "--nonsense"), "--nonsense"), (("run", "--out"), "--out"),
-        (("list", "nonsense"), "nonsense"), (("run", "--out", "", LOCAL), "--out"), (("run", "--out", " ", LOCAL),
-        "--out"),
+        (("list", "nonsense"), "nonsense"), (("run", "--out", "", LOCAL), "--out"),
+        (("run", "--out", " ", LOCAL), "--out"),
         (("compare", "--algorithms", "c2dfb,nonsense", LOCAL), "nonsense"),
         (("compare", "--algorithms", "c2dfb,c2dfb", LOCAL), "c2dfb"), (("compare", "--target", "x", LOCAL), "--target"),
-        (("compare", "--target", "round=3", LOCAL), "--target"), (("compare", "--target", "test_accuracy=", LOCAL),
-        "--target"),
-        (("compare", "--target", "test_accuracy=inf", LOCAL), "--target"), (("compare", "algorithm.name=mdbo", LOCAL),
-        "algorithm"),
-        (("compare", "rounds=0", LOCAL), "rounds"), (("compare", "--out", "s3://x/y", LOCAL), "--out"),
+        (("compare", "--target", "round=3", LOCAL), "--target"),
+        (("compare", "--target", "test_accuracy=", LOCAL), "--target"),
+        (("compare", "--target", "test_accuracy=inf", LOCAL), "--target"),
+        (("compare", "algorithm.name=mdbo", LOCAL), "algorithm"), (("compare", "rounds=0", LOCAL), "rounds"),
+        (("compare", "--out", "s3://x/y", LOCAL), "--out"),
         (("submit", LOCAL, "--address", "http://127.0.0.1:1", "--storage", "x"), "engine.name"),
         (("submit",), "--address"), (("submit", "--address", "http://127.0.0.1:1"), "--storage"),
         (("submit", "rounds=0"), "rounds"), (("verify", "--algorithm", "nonsense"), "nonsense"),
         (("verify", "--topology", "nonsense"), "nonsense"), (("verify", "--topology", "edges"), "edges"),
         (("verify", "--plugin", "missing.py"), "missing.py"),
     ):
-        yield Case("command", arguments, (says,))
+        yield Case("command", arguments, (expected,))
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -262,17 +261,17 @@ def _files(rng: random.Random) -> Iterator[Case]:
         "long": b"name: " + b"x" * 100_000 + b"\n", "key_long": b"x" * 5_000 + b": 1\n", "date": b"seed: 2026-01-01\n",
         "octal": b"rounds: 0o9\n", "base60": b"rounds: 1:30.5\n", "yes": b"rounds: yes\n",
     }
-    says = {
+    expected = {
         "date": "seed", "octal": "rounds", "base60": "rounds", "yes": "rounds", "long": "name", "key_long": "e.yaml",
         "directive": "", "bomb": "", "named_bomb": "", "loop": "", "merge": "", "set": "",
     }
     for name, data in texts.items():
-        yield _run("file", says.get(name, "e.yaml"), "e.yaml", e__yaml=data)
+        yield _run("file", expected.get(name, "e.yaml"), "e.yaml", e__yaml=data)
     yield _run("file", "missing.yaml", "missing.yaml")
     yield _run("file", "one experiment file", "e.yaml", "f.yaml", e__yaml=GOOD, f__yaml=GOOD)
     yield _run("file", "", "\0.yaml")
     yield _run("file", "", "x" * 5_000)
-    for at in range(3, len(GOOD) - 2, 5):            # every truncation that is not itself an experiment
+    for at in range(3, len(GOOD) - 2, 5):            # every truncation that is not a valid experiment
         cut = GOOD[:at] + b"\xff"
         yield _run("file", "e.yaml", "e.yaml", e__yaml=cut)
     for number in range(40):                         # a wrong line somewhere
@@ -295,8 +294,8 @@ def _edges(rng: random.Random) -> Iterator[Case]:
     ]
     for _ in range(30):
         good = [b"0 1", b"1 2", b"2 3"]
-        good[rng.randrange(3)] = rng.choice([b"x", b"0 0", b"5 1", b"1", b"1 2 3", b"0 1 ;", b"-1 2", b"1 2.5", b"..",
-            b"\x80"])
+        good[rng.randrange(3)] = rng.choice(
+            [b"x", b"0 0", b"5 1", b"1", b"1 2 3", b"0 1 ;", b"-1 2", b"1 2.5", b"..", b"\x80"])
         texts.append(b"\n".join(good) + b"\n" * rng.randint(0, 2))
     for text in texts:
         yield _run("edges", "topology", *four, g__txt=text)
@@ -306,8 +305,8 @@ def _edges(rng: random.Random) -> Iterator[Case]:
     for nodes, name in ((3, "two_hop"), (7, "torus"), (2, "torus"), (4, "two_hop"), (13, "torus")):
         yield _run("edges", "topology.name", LOCAL, f"nodes={nodes}", f"topology.name={name}", "partition.name=iid")
     for nodes, p in ((50, 0.001), (30, 0.0001), (99, 1e-9)):
-        yield _run("edges", "topology.p", LOCAL, f"nodes={nodes}", "task.name=quadratic",
-            f"topology={{name: erdos_renyi, p: {p}}}")
+        topology = f"topology={{name: erdos_renyi, p: {p}}}"
+        yield _run("edges", "topology.p", LOCAL, f"nodes={nodes}", "task.name=quadratic", topology)
     for nodes in (2_000, 5_000):
         yield _run("edges", "nodes", LOCAL, f"nodes={nodes}", "partition.name=iid")
     yield _run("edges", "partition.h", LOCAL, "nodes=20", "partition.h=1.0")
@@ -318,11 +317,9 @@ def _places() -> Iterator[Case]:
     for place in ("taken", "taken/below", "/proc/dbo/run", "/dev/null", "/dev/null/x", "nosuch://x", "://x", "x" * 300):
         yield Case("place", ("run", *small, "--out", place), ("--out",), {"taken": b"a file\n"})
     for plugin, text in (
-        ("raises.py", b"1 / 0\n"), ("syntax.py", b"def (:\n"), ("leaves.py", b"raise SystemExit(0)\n"), ("nul.py",
-        b"\0"),
-        ("bytes.py", b"\xff\xfe"), ("exits.py", b"import sys; sys.exit(3)\n"), ("interrupts.py",
-        b"raise MemoryError\n"),
-        ("deep.py", b"(" * 2000 + b")" * 2000),
+        ("raises.py", b"1 / 0\n"), ("syntax.py", b"def (:\n"), ("leaves.py", b"raise SystemExit(0)\n"),
+        ("nul.py", b"\0"), ("bytes.py", b"\xff\xfe"), ("exits.py", b"import sys; sys.exit(3)\n"),
+        ("interrupts.py", b"raise MemoryError\n"), ("deep.py", b"(" * 2000 + b")" * 2000),
     ):
         yield Case("plugin", ("run", LOCAL, f"plugins=[{plugin}]"), ("plugins.0", plugin), {plugin: text})
     for plugin in ("missing.py", "no_such_module", "no.such.module", "''", "..", ".x", "os.path.nothing"):
@@ -332,14 +329,13 @@ def _places() -> Iterator[Case]:
 URIS = (
     "x", "sqlite://", "sqlite:///", "sqlite:///:memory:", "http://", "http://:5000", "http://h:99999", "http://h:abc",
     "ftp://h", "file:///x", "databricks", "http://me:word@h:1", "http://me@h:1", "postgresql://", "mysql://h/x",
-    "s3://b/x",
-    "://", "http:///x", "javascript:alert(1)", "' '", "../x", "runs", "sqlite:x.db", "//h:1",
+    "s3://b/x", "://", "http:///x", "javascript:alert(1)", "' '", "../x", "runs", "sqlite:x.db", "//h:1",
     "postgresql://me:word@h/x",
 )
 
 
 def _uris() -> Iterator[Case]:
-    """MLflow stores that are none, or that would put a password on record."""
+    """Yield URIs that are no MLflow store, or that would record a password."""
     for uri in URIS:
         yield _run("uri", "tracking.uri", LOCAL, "task.name=quadratic", f"tracking.uri={uri}")
     yield Case("uri", ("sync", "missing"), ("missing",))
@@ -353,44 +349,42 @@ SWEEP = b"name: s\nexperiment: {rounds: 3, task: {name: quadratic}}\naxes: {algo
 
 
 def _sweeps() -> Iterator[Case]:
+    values = b"[1.0, 2.0]"
     texts: dict[bytes, str] = {
         b"": "axes", b"- 1\n": "s.yaml", b"3\n": "s.yaml", b"axes: 3\n": "axes", b"axes: []\n": "axes",
         b"axes: {}\n": "axes",
         SWEEP + b"bogus: 1\n": "bogus", SWEEP + b"mode: magic\n": "mode", SWEEP + b"mode: random\n": "trials",
         SWEEP + b"trials: 3\n": "trials", SWEEP + b"target: nonsense\n": "target",
         SWEEP + b"metric: nonsense\n": "metric",
-        SWEEP.replace(b"[1.0, 2.0]", b"[1.0, 1.0]"): "axes.algorithm.lam", SWEEP.replace(b"[1.0, 2.0]",
-        b"1.0"): "axes.algorithm.lam",
-        SWEEP.replace(b"[1.0, 2.0]", b"[]"): "axes.algorithm.lam", SWEEP.replace(b"[1.0, 2.0]",
-        b"[-1.0]"): "algorithm.lam",
-        SWEEP.replace(b"[1.0, 2.0]", b"[x]"): "algorithm.lam", SWEEP.replace(b"algorithm.lam",
-        b"algorithm.bogus"): "algorithm.bogus",
+        SWEEP.replace(values, b"[1.0, 1.0]"): "axes.algorithm.lam", SWEEP.replace(values, b"1.0"): "axes.algorithm.lam",
+        SWEEP.replace(values, b"[]"): "axes.algorithm.lam", SWEEP.replace(values, b"[-1.0]"): "algorithm.lam",
+        SWEEP.replace(values, b"[x]"): "algorithm.lam",
+        SWEEP.replace(b"algorithm.lam", b"algorithm.bogus"): "algorithm.bogus",
         SWEEP.replace(b"algorithm.lam", b"bogus"): "bogus", SWEEP.replace(b"algorithm.lam", b"..."): "axes",
-        SWEEP.replace(b"[1.0, 2.0]", b"{low: 2, high: 1}"): "axes.algorithm.lam", SWEEP.replace(b"rounds: 3",
-        b"rounds: 0"): "rounds",
+        SWEEP.replace(values, b"{low: 2, high: 1}"): "axes.algorithm.lam",
+        SWEEP.replace(b"rounds: 3", b"rounds: 0"): "rounds",
         SWEEP.replace(b"name: quadratic", b"name: nonsense"): "task.name", SWEEP[:-20]: "s.yaml",
-        SWEEP + SWEEP: "s.yaml",
-        SWEEP.replace(b"name: s", b"name: 3"): "name", SWEEP.replace(b"experiment: {", b"experiment: [{") : "s.yaml",
+        SWEEP + SWEEP: "s.yaml", SWEEP.replace(b"name: s", b"name: 3"): "name",
+        SWEEP.replace(b"experiment: {", b"experiment: [{"): "s.yaml",
         b"\xff\xfe": "s.yaml", b"name: !!python/object/apply:os.mkdir [ran]\n": "s.yaml",
-        SWEEP + b"experiment: 3\n": "s.yaml",
-        SWEEP.replace(b"[1.0, 2.0]", str(list(range(1, 200_001))).encode()): "",
+        SWEEP + b"experiment: 3\n": "s.yaml", SWEEP.replace(values, str(list(range(1, 200_001))).encode()): "",
         b"name: s\nexperiment: 3\naxes: {seed: [1]}\n": "experiment",
     }
-    for text, says in texts.items():
-        yield Case("sweep", ("sweep", "s.yaml", "--quiet"), (says,), {"s.yaml": text})
-    for words, says in (
+    for text, expected in texts.items():
+        yield Case("sweep", ("sweep", "s.yaml", "--quiet"), (expected,), {"s.yaml": text})
+    for arguments, expected in (
         (("missing.yaml",), "missing.yaml"), (("nonsense",), "nonsense"), (("s.yaml", "t.yaml"), "one sweep"),
         (("s.yaml", "rounds=0"), "rounds"), (("s.yaml", "axes.algorithm.lam=3"), "axes.algorithm.lam"),
-        (("s.yaml", "axes.bogus=[1]"), "bogus"), (("s.yaml", "mode=magic"), "mode"), (("s.yaml", "--out", "s3://x/y"),
-        "--out"),
-        (("s.yaml", "--out", ""), "--out"), (("s.yaml", "--out", "s.yaml"), "--out"), (("s.yaml", "=3"), "key=value"),
+        (("s.yaml", "axes.bogus=[1]"), "bogus"), (("s.yaml", "mode=magic"), "mode"),
+        (("s.yaml", "--out", "s3://x/y"), "--out"), (("s.yaml", "--out", ""), "--out"),
+        (("s.yaml", "--out", "s.yaml"), "--out"), (("s.yaml", "=3"), "key=value"),
     ):
-        yield Case("sweep", ("sweep", *words, "--quiet"), (says,), {"s.yaml": SWEEP})
+        yield Case("sweep", ("sweep", *arguments, "--quiet"), (expected,), {"s.yaml": SWEEP})
 
 
-def tree(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder, as it is."""
+def read_tree(folder: Path) -> dict[str, bytes | None]:
+    """Return everything below a folder: path → content, None for a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts
+        for path in sorted(folder.rglob("*"))
     }

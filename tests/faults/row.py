@@ -1,8 +1,7 @@
-"""A line of the table that `python -m tests.faults` prints, and what its tests share."""
+"""One row of the table that `python -m tests.faults` prints, and helpers that the fault tests share."""
 
 import hashlib
 import json
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,42 +9,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dbo.platform.runs.run_folder import CLOCKS, read_metrics
+from dbo.platform.runs.run_folder import read_metrics
+from dbo.platform.runs.schema import CLOCKS
 
 TINY: dict[str, Any] = {
     "nodes": 4, "rounds": 12, "checkpoint_every": 4, "dtype": "float64", "engine": {"name": "local"},
     "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}, "tracking": {"uri": "off"},
     "algorithm": {"name": "c2dfb", "inner_steps": 2, "eta_in": 0.3, "eta_out": 0.1, "gamma_in": 0.3},
 }
+HEADINGS = ["test", "tried", "survived", "lost", "doubled", "s p50", "s p95", "target", "ok"]
 
 
 @dataclass(slots=True)
 class Row:
-    """What one test found. `wrong` says why it is not at its target."""
+    """The result of one fault test."""
 
     test: str
     target: str
     tried: int = 0
     survived: int = 0
-    lost: int = 0
-    doubled: int = 0
-    seconds: list[float] = field(default_factory=list)      # of each recovery, or of each answer
+    lost: int = 0                                           # evaluations or points that are missing at the end
+    doubled: int = 0                                        # those that are there twice
+    seconds: list[float] = field(default_factory=list)      # of each recovery, or of each response
     notes: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    took: float = 0.0
+    problems: list[str] = field(default_factory=list)       # why the target is missed; the first 20
+    total_seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        return self.tried > 0 and self.survived == self.tried and not self.lost + self.doubled and not self.wrong
+        return self.tried > 0 and self.survived == self.tried and not self.lost + self.doubled and not self.problems
 
-    def count(self, good: bool, what: str = "") -> None:
-        """One more try."""
+    def count(self, survived: bool, problem: str = "") -> None:
+        """Count one more try."""
         self.tried += 1
-        self.survived += good
-        if not good and len(self.wrong) < 20:
-            self.wrong.append(what)
+        self.survived += survived
+        if not survived and len(self.problems) < 20:
+            self.problems.append(problem)
 
-    def cells(self) -> list[str]:
+    def format(self) -> list[str]:
+        """Return the row as text, a cell per heading."""
         def quantile(share: float) -> str:
             if not self.seconds:
                 return "–"
@@ -58,11 +60,8 @@ class Row:
         ]
 
 
-HEADINGS = ["test", "tried", "survived", "lost", "doubled", "s p50", "s p95", "target", "ok"]
-
-
-def digest(folder: Path) -> str:
-    """Of all numbers of a run, clocks aside: metrics, nodes and the final state."""
+def hash_run(folder: Path) -> str:
+    """Hash all numbers of a run except clocks: metrics, nodes and the final state."""
     state = hashlib.sha256()
     for record in read_metrics(folder / "metrics.jsonl"):
         state.update(json.dumps({key: value for key, value in record.items() if key not in CLOCKS}).encode())
@@ -71,19 +70,16 @@ def digest(folder: Path) -> str:
     return state.hexdigest()
 
 
-def lines(row: Row, folder: Path, due: int) -> None:
-    """Counts evaluations that are missing from a record or stand in it twice."""
+def count_evaluations(row: Row, folder: Path, expected: int) -> None:
+    """Count evaluations that are missing from metrics.jsonl or are there twice."""
     rounds = [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    row.lost += max(0, due - len(set(rounds)))
+    row.lost += max(0, expected - len(set(rounds)))
     row.doubled += len(rounds) - len(set(rounds))
 
 
 @contextmanager
-def timed(row: Row) -> Iterator[None]:
+def measure_time(row: Row) -> Iterator[None]:
+    """Add the seconds of the block to the row."""
     start = time.perf_counter()
     yield
     row.seconds.append(time.perf_counter() - start)
-
-
-def middle(values: list[float]) -> float:
-    return statistics.median(values) if values else 0.0

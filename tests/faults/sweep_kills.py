@@ -1,14 +1,13 @@
-"""A sweep whose driver is killed at random moments, and resumed: what was lost, done twice or left behind?
+"""Kill the driver of a sweep at random times, resume it, and count what is lost, repeated or left running.
 
     python -m tests.faults.sweep_kills [--kills 5] [--seed 0]
 
-Twelve cells; SIGKILL to the driver alone, when a random share of all rounds is done; then the same command again, until
-it ends. Every cell must then be there, none that had finished may have been touched, and all metrics must equal those
-of cells that nobody disturbed. MLflow must hold one parent and twelve children, none of them running.
+Twelve cells. The driver alone gets SIGKILL when a random share of all rounds is done; then the same command runs again,
+until it ends. At the end every cell must be there, no finished cell may have been written again, and all metrics must
+equal those of undisturbed runs. MLflow must hold one parent and twelve children, none of them running.
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -22,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.runs.run_folder import CLOCKS, read_events, read_metrics
+from dbo.platform.runs.run_folder import read_events, read_metrics, read_summary
 from dbo.platform.runs.runner import run
+from dbo.platform.runs.schema import CLOCKS
 
 SWEEP = """
 name: killed
@@ -48,67 +48,67 @@ COMMAND = [
 
 
 @dataclass
-class Report:
-    """What came of it."""
+class KillReport:
+    """What is in the folder and in MLflow at the end."""
 
     killed_at: list[float] = field(default_factory=list)       # shares of all rounds
     cells: int = 0
-    redone: int = 0                 # finished cells that were touched again
-    resumed: int = 0                # how often a cell went on, or began again
-    different: int = 0              # cells whose metrics differ from undisturbed ones
+    redone: int = 0                 # finished cells that were written again
+    resumed: int = 0                # how often a cell was resumed or restarted
+    different: int = 0              # cells whose metrics differ from those of undisturbed runs
     parents: int | None = None      # in MLflow
     children: int | None = None
     running: int | None = None
 
     @property
-    def good(self) -> bool:
+    def ok(self) -> bool:
         tracked = self.parents is None or (self.parents, self.children, self.running) == (1, CELLS, 0)
         return (self.cells, self.redone, self.different) == (CELLS, 0, 0) and tracked
 
 
-def torture(
+def run_and_kill(
     folder: Path, kills: int, seed: int = 0, *, rounds: int = 600, uri: str = "off",
-    environment: Mapping[str, str] | None = None, patience: float = 300.0,
-) -> Report:
-    """Runs the sweep in `folder`/out, kills its driver, resumes it, and looks at what is there."""
+    environment: Mapping[str, str] | None = None, timeout: float = 300.0,
+) -> KillReport:
+    """Run the sweep in `folder`/out, kill its driver, resume it, and inspect the results."""
     (folder / "sweep.yaml").write_text(SWEEP.format(rounds=rounds), encoding="utf-8")
-    rng, report, out = random.Random(seed), Report(), folder / "out"
+    rng, report, out, log = random.Random(seed), KillReport(), folder / "out", folder / "log.txt"
     finished: dict[str, tuple[int, int]] = {}
     for threshold in [*sorted(rng.uniform(0.03, 0.95) for _ in range(kills)), None]:
-        with open(folder / "said.txt", "ab") as said:
+        with open(log, "ab") as output:
             driver = subprocess.Popen(
-                [*COMMAND, f"tracking.uri={uri}", "--out", "out"], cwd=folder, stdout=said, stderr=said,
+                [*COMMAND, f"tracking.uri={uri}", "--out", "out"], cwd=folder, stdout=output, stderr=output,
                 env={**os.environ, **(environment or {})},
             )
-            deadline = time.monotonic() + patience
+            deadline = time.monotonic() + timeout
             try:
-                while driver.poll() is None and (threshold is None or progress(out, rounds) < threshold):
+                while driver.poll() is None and (threshold is None or measure_progress(out, rounds) < threshold):
                     if time.monotonic() > deadline:
-                        raise TimeoutError((folder / "said.txt").read_text(encoding="utf-8")[-2000:])
+                        raise TimeoutError(log.read_text(encoding="utf-8")[-2000:])
                     time.sleep(0.02)
             finally:
                 if driver.poll() is None:
                     driver.send_signal(signal.SIGKILL)
-                    report.killed_at.append(round(progress(out, rounds), 3))
+                    report.killed_at.append(round(measure_progress(out, rounds), 3))
                 code = driver.wait()
         if threshold is None and code != 0:
-            raise RuntimeError((folder / "said.txt").read_text(encoding="utf-8")[-2000:])
-        report.redone += sum(stamps(out).get(name) != stamp for name, stamp in finished.items())
-        finished = stamps(out)
-    _look(out, report)
+            raise RuntimeError(log.read_text(encoding="utf-8")[-2000:])
+        report.redone += sum(read_timestamps(out).get(name) != before for name, before in finished.items())
+        finished = read_timestamps(out)
+    _inspect_cells(out, report)
     if uri != "off":
-        _count(uri, report)
+        _count_mlflow_runs(uri, report)
     return report
 
 
-def progress(out: Path, rounds: int) -> float:
-    """The share of all evaluations that are on the disk."""
+def measure_progress(out: Path, rounds: int) -> float:
+    """Return the share of all evaluations that are on disk."""
     lines = sum(path.read_bytes().count(b"\n") for path in out.glob("cells/*/metrics.jsonl"))
     return lines / (CELLS * (rounds // 5 + 1))
 
 
-def stamps(out: Path) -> dict[str, tuple[int, int]]:
-    """When the files of finished cells were written."""
+def read_timestamps(out: Path) -> dict[str, tuple[int, int]]:
+    """Return when the files of each finished cell were written."""
     found = {}
     for summary in out.glob("cells/*/summary.json"):
         metrics = summary.with_name("metrics.jsonl")
@@ -116,24 +116,23 @@ def stamps(out: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def values(folder: Path) -> list[dict[str, Any]]:
+def read_values(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in r.items() if k not in CLOCKS} for r in read_metrics(folder / "metrics.jsonl")]
 
 
-def _look(out: Path, report: Report) -> None:
+def _inspect_cells(out: Path, report: KillReport) -> None:
     for cell in sorted((out / "cells").iterdir()):
-        summary = json.loads((cell / "summary.json").read_bytes())
-        report.cells += summary["status"] == "finished"
-        starts = [e["after_round"] for e in read_events(cell / "events.jsonl") if e["kind"] == "started"]
-        report.resumed += len(starts) - 1
+        summary = read_summary(cell)
+        report.cells += summary is not None and summary.status == "finished"
+        report.resumed += sum(event.kind == "started" for event in read_events(cell / "events.jsonl")) - 1
         with tempfile.TemporaryDirectory() as other:
             run(Experiment.read(cell / "experiment.yaml"), Path(other) / "undisturbed")
-            same = values(Path(other) / "undisturbed") == values(cell)
+            same = read_values(Path(other) / "undisturbed") == read_values(cell)
             state = (Path(other) / "undisturbed" / "state.safetensors").read_bytes()
             report.different += not (same and state == (cell / "state.safetensors").read_bytes())
 
 
-def _count(uri: str, report: Report) -> None:
+def _count_mlflow_runs(uri: str, report: KillReport) -> None:
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri=uri)
@@ -150,11 +149,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dbo-sweep-") as folder:
-        report = torture(Path(folder), given.kills, given.seed, uri=f"sqlite:///{folder}/mlflow.db")
+        report = run_and_kill(Path(folder), options.kills, options.seed, uri=f"sqlite:///{folder}/mlflow.db")
     print(report)
-    sys.exit(not report.good)
+    sys.exit(not report.ok)
 
 
 if __name__ == "__main__":

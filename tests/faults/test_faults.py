@@ -1,13 +1,6 @@
-"""The short version of every row of `python -m tests.faults`, and for each a sabotage that must turn it red.
+"""Short versions of the rows of `python -m tests.faults`, each with a control: sabotage must turn the row red.
 
-Rows that need a cluster or an MLflow server have their short version where those are at hand already:
-
-    actors    tests/platform/runs/test_recovery.py and test_messages.py; its control is in test_cluster.py
-    driver    tests/platform/tracking/test_process.py and test_recovery.py
-    sweep     tests/sweeps/test_runner.py
-    mlflow    tests/platform/tracking/test_process.py
-    exposure  real servers: tests/platform/cli/test_submit.py (401) and test_doctor.py (403)
-    soak      on Ray: tests/platform/engine/test_ray_engine.py
+`ELSEWHERE` names the short versions of rows that need a cluster or an MLflow server.
 """
 
 import subprocess
@@ -19,91 +12,92 @@ import pytest
 from tests.faults import __main__ as faults
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = ("messages", "disk", "flips", "nan", "pickles", "exposure")
+SHORT = ("messages", "disk", "flips", "nan", "pickles", "exposure")
 ELSEWHERE = {
-    "actors": ("platform/runs/test_recovery.py::test_killed_actors_leave_no_trace",
-               "platform/engine/test_messages.py::test_an_actor_that_hangs_is_replaced",
+    "actors": ("platform/runs/test_recovery.py::test_killed_actors_do_not_change_results",
+               "platform/engine/test_messages.py::test_actor_that_hangs_is_replaced",
                "platform/engine/test_ray_engine.py::test_recovery_without_rollback_is_caught"),
-    "driver": ("platform/tracking/test_process.py::test_a_killed_command_and_its_resumption",
-               "platform/runs/test_recovery.py::test_killed_drivers_leave_no_trace"),
+    "driver": ("platform/tracking/test_process.py::test_a_killed_command_is_tracked_and_resumed",
+               "platform/runs/test_recovery.py::test_killed_drivers_do_not_change_results"),
     "sweep": ("sweeps/test_runner.py::test_a_killed_driver_loses_nothing",),
-    "mlflow": ("platform/tracking/test_process.py::test_a_server_that_is_away_for_a_while",
+    "mlflow": ("platform/tracking/test_process.py::test_a_server_that_is_down_for_a_while",
                "platform/tracking/test_process.py::test_a_server_that_never_answers"),
     "input": ("platform/cli/test_bad_input.py::test_malformed_input_is_refused",
-              "platform/cli/test_bad_input.py::test_the_judge_can_say_no"),
-    "exposure": ("platform/cli/test_submit.py::test_without_the_token_nobody_gets_in",
-                 "platform/cli/test_doctor.py::test_a_real_mlflow_server_refuses_strangers"),
+              "platform/cli/test_bad_input.py::test_the_check_finds_faults"),
+    "exposure": ("platform/cli/test_submit.py::test_a_wrong_token_is_refused",
+                 "platform/cli/test_doctor.py::test_a_real_mlflow_server_checks_the_host"),
     "soak": ("platform/engine/test_ray_engine.py::test_payloads_do_not_pile_up",),
 }
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_nothing_is_lost(name: str) -> None:
-    """The row is at its target."""
-    row = faults.test_named(name)(short=True)
-    assert row.ok, (row.cells(), row.wrong)
+@pytest.mark.parametrize("name", SHORT)
+def test_row_meets_its_target(name: str) -> None:
+    """No run is lost, no evaluation missing or there twice."""
+    row = faults.load_fault(name)(short=True)
+    assert row.ok, (row.format(), row.problems)
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_a_sabotaged_row_is_red(name: str) -> None:
-    """Control: with what it watches over broken, the row says so."""
-    row = faults.test_named(name)(short=True, sabotage=True)
+@pytest.mark.parametrize("name", SHORT)
+def test_sabotaged_row_misses_its_target(name: str) -> None:
+    """Control: with the protection broken, the row shows NO."""
+    row = faults.load_fault(name)(short=True, sabotage=True)
     assert row.tried
     assert not row.ok
 
 
-def test_rounds_do_not_pile_up() -> None:
-    """Two thousand rounds in process: memory and open files stay; with 20 kB kept per round they are seen to grow."""
+def test_memory_does_not_grow_with_rounds() -> None:
+    """In 2,000 rounds in process memory and open files stay constant. Control: a leak of 20 kB per round is found."""
     code = (
         "import tests.faults.soak as f; rows = f.soak(True, on_ray=False), f.soak(True, sabotage=True); "
-        "print([(r.ok, r.notes, r.wrong) for r in rows]); raise SystemExit([r.ok for r in rows] != [True, False])"
+        "print([(r.ok, r.notes, r.problems) for r in rows]); raise SystemExit([r.ok for r in rows] != [True, False])"
     )
-    done = subprocess.run(      # a process of its own: what else this one does is not measured
+    done = subprocess.run(      # in a process of its own, whose memory the other tests do not change
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_the_short_versions_are_where_they_are_said_to_be(name: str) -> None:
-    """A renamed test would leave its row without one."""
+def test_listed_short_versions_exist(name: str) -> None:
+    """A renamed test would leave its row without a short version."""
     for place in ELSEWHERE[name]:
         file, _, function = place.partition("::")
         assert f"def {function}(" in (ROOT / "tests" / file).read_text(), place
 
 
 def test_every_row_has_a_short_version() -> None:
-    assert set(HERE) | set(ELSEWHERE) == set(faults.TESTS)
+    """Either here or in another folder."""
+    assert set(SHORT) | set(ELSEWHERE) == set(faults.FAULTS)
 
 
-def test_a_folder_that_becomes_read_only_is_told(tmp_path: Path) -> None:
-    """Before a run: one line, exit 2. Later: a resumed run is refused the same way, and what is there stays."""
-    place = tmp_path / "mounted"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True, check=False).returncode:
+def test_read_only_folder_is_refused(tmp_path: Path) -> None:
+    """One line and exit 2, for a new run and for a resumed one; existing files stay as they are."""
+    mount = tmp_path / "mounted"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(mount)], capture_output=True, check=False).returncode:
         pytest.skip("mounting a file system is not allowed here")
-    words = [
+    command = [
         sys.executable, "-c", "from dbo.platform.cli.main import main; main()", "run", "rounds=3", "engine.name=local",
-        "task.name=quadratic", "tracking.uri=off", "--quiet", "--out", str(place / "r"),
+        "task.name=quadratic", "tracking.uri=off", "--quiet", "--out", str(mount / "r"),
     ]
     try:
-        subprocess.run(words, check=True, timeout=120, cwd=tmp_path)
-        before = (place / "r" / "metrics.jsonl").read_bytes()
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        for more in (["rounds=3"], ["--resume"], ["--out", str(place / "new")]):
+        subprocess.run(command, check=True, timeout=120, cwd=tmp_path)
+        before = (mount / "r" / "metrics.jsonl").read_bytes()
+        subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
+        for more in (["rounds=3"], ["--resume"], ["--out", str(mount / "new")]):
             done = subprocess.run(
-                [*words, *more], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+                [*command, *more], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
             )
             assert done.returncode == 2, done.stderr
             assert "Read-only file system" in done.stderr
             assert "Traceback" not in done.stderr
-        assert (place / "r" / "metrics.jsonl").read_bytes() == before
+        assert (mount / "r" / "metrics.jsonl").read_bytes() == before
     finally:
-        subprocess.run(["umount", str(place)], check=False)
+        subprocess.run(["umount", str(mount)], check=False)
 
 
-def test_the_program_prints_its_table() -> None:
-    """One row as a program: exit 0 and a table; an unknown name is refused with the known ones."""
+def test_command_prints_the_table() -> None:
+    """Exit 0 and a table with one row; an unknown name is refused with a list of the known ones."""
     command = [sys.executable, "-m", "tests.faults"]
     done = subprocess.run(
         [*command, "flips", "--short"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

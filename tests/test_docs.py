@@ -1,0 +1,98 @@
+"""The documentation is true: the site builds without a warning, and every command in it is one that `dbo` accepts."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from dbo.platform.cli.main import app
+from dbo.platform.config.experiment import Experiment
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ["README.md", "CONTRIBUTING.md", *(
+    path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts)]
+# Placeholders of a reader's own: such a command is parsed, but its experiment cannot be built here.
+OWN = re.compile(r"experiment\.yaml|FILE|DIR|NAME|/path/to|…|\[key=value|data_dir|plugins=|package\.module")
+
+
+def commands(page: str) -> list[str]:
+    """The `dbo …` commands in the code blocks of a page, continuation lines joined, comments removed."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.startswith("    ")]
+    blocks = re.findall(r"```(?:sh|bash|console)\n(.*?)```", text, re.DOTALL)
+    lines += [line for block in blocks for line in block.splitlines()]
+    found = []
+    for line in lines:
+        line = re.sub(r"\s+#.*$", "", line.strip().removeprefix(".venv/bin/")).removesuffix(" &")
+        line = re.sub(r"^([A-Z_]+=\S+ )+", "", line)
+        if line.startswith("dbo "):
+            found.append(line)
+    return found
+
+
+COMMANDS = [(page, command) for page in PAGES for command in commands(page)]
+
+
+def parse(words: list[str]) -> Any:
+    """The command's parsed parameters; a usage error if `dbo` would refuse it."""
+    group = typer.main.get_command(app)
+    name, *rest = words
+    command = group.commands[name]    # type: ignore[attr-defined]
+    return command.make_context(name, rest).params
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_command_is_accepted(page: str, command: str) -> None:
+    """Its name and options exist, and the values that it overrides are allowed."""
+    words = [word for word in shlex.split(command)[1:] if not word.startswith("[")]
+    if any(("[" in word and "=" not in word) or word in {"|", "…"} for word in words) or "[--" in command:
+        words = words[:1]                      # a synopsis: the name is what can be checked
+        assert words[0] in typer.main.get_command(app).commands    # type: ignore[attr-defined]
+        return
+    params = parse(words)
+    if words[0] == "run" and not OWN.search(command):
+        arguments = list(params["arguments"] or [])
+        files = [word for word in arguments if "=" not in word]
+        Experiment.read(ROOT / files[0] if files else None, [word for word in arguments if "=" in word])
+
+
+def test_there_are_commands_to_check() -> None:
+    """The test above is not empty."""
+    assert len(COMMANDS) > 50
+
+
+@pytest.mark.parametrize("command", ["run --no-such-option", "compare --algorithm c2dfb", "sync"])
+def test_a_wrong_command_is_refused(command: str) -> None:
+    """The check can fail."""
+    with pytest.raises(Exception, match=r"[Nn]o such option|[Mm]issing"):
+        parse(shlex.split(command))
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """`make docs`, offline: a broken link or an undocumented name is a warning, and a warning is an error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(ROOT / "docs"), str(tmp_path)],
+        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "api.html").read_text(encoding="utf-8")
+    assert all(f"dbo.{name}" in page or name in page for name in ("run", "compare", "sweep", "load", "mix", "param"))
+    assert (tmp_path / "tutorial" / "first-comparison.html").is_file()
+
+
+def test_every_sentence_is_short() -> None:
+    """Sentences have at most 40 words; most have far fewer."""
+    long = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        text = re.sub(r"```.*?```|^    .*$|^\|.*$|^#.*$|<!--.*?-->", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
+        for paragraph in re.split(r"\n\s*\n|\n[-*\d]+[. ]", text):
+            for sentence in re.split(r"(?<=[.:;!?])\s+", " ".join(paragraph.split())):
+                if len(sentence.split()) > 40:
+                    long.append(f"{page}: {sentence[:120]}…")
+    assert long == []
