@@ -1,4 +1,4 @@
-# Everything a checkout needs: `make run` and `make test` work on a machine that has only Python with venv.
+# Everything that a checkout needs: `make run` and `make test` work on a machine that has only Python with venv.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -11,30 +11,41 @@ COMPARE   ?= rounds=80 --algorithms c2dfb,c2dfb_nc,madsbo,mdbo
 TEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check clean
+.PHONY: help install run test test-all test-slow check docs faults clean
 
-help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
-install: $(STAMP)  ## make the virtual environment in .venv, or bring it up to date
+install: $(STAMP)  ## create the virtual environment in .venv, or update it
 
 run: $(STAMP)  ## compare four algorithms on the embedded digits data, ten nodes on a ring; the result is in runs/
 	$(BIN)/dbo compare $(COMPARE)
 
-test: $(STAMP)  ## every test, those on Ray in one process beside the others
-	$(BIN)/pytest -n 2 --dist loadgroup $(TEST_ARGS)
+test: $(STAMP)  ## run the fast tests
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" $(TEST_ARGS)
 
-check: $(STAMP)  ## what to run before each commit: ruff, mypy, and the tests that need no Ray
+test-slow: $(STAMP)  ## run the slow tests, and property tests with random examples
+	HYPOTHESIS_PROFILE=explore $(BIN)/pytest -n 2 --dist loadgroup -m "slow or property" $(TEST_ARGS)
+
+test-all: test test-slow  ## run all tests
+
+faults: $(STAMP)  ## run the fault harness, about 20 minutes
+	$(BIN)/python -m tests.faults
+
+check: $(STAMP)  ## run before each commit: ruff, mypy, and the fast tests without Ray
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not ray" $(TEST_ARGS)
+	$(BIN)/pytest -m "not ray and not slow" $(TEST_ARGS)
+
+docs: $(STAMP)  ## build the documentation into docs/_build/html; offline, a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean:  ## remove .venv, build products and caches; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is written last, so an installation that fails is tried again. A virtual environment without pip is the rest
-# of one that could not be finished: it is made anew.
+# The stamp is written last, so a failed installation is repeated. A virtual environment without pip is incomplete: it is
+# created again.
 $(STAMP): pyproject.toml
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
