@@ -6,7 +6,7 @@ are counted alike.
 """
 
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -34,9 +34,9 @@ from dbo.platform.engine.device import Cpu, Device, copy_to_host
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.network.codecs import WireError
+from dbo.platform.network.codecs import RowType, WireError
 from dbo.platform.network.ledger import Ledger
-from dbo.platform.network.packet import Header, Packet, decode, encode, measure
+from dbo.platform.network.packet import Header, Packet, decode, encode, expect_rows, measure
 from dbo.platform.network.topology import Network
 from dbo.tasks.api import Problem
 
@@ -98,6 +98,7 @@ class _Round:
     coroutine: Coroutine[Outgoing, tuple[Array, ...], Any]
     step: int = -1                  # of the packet that was sent last
     outgoing: Outgoing | None = None
+    expected: dict[str, RowType] = field(default_factory=dict)      # of every neighbour, in the step of `outgoing`
 
     @property
     def channels(self) -> dict[str, Message | Packed]:
@@ -201,18 +202,26 @@ class Block:
             if len(message.shape) != 2 or message.shape[0] != len(self.ids):
                 raise ProtocolError(
                     f"{self.algorithm.name} sends {name} of shape {message.shape}; "
-                    f"must be (nodes, entries) = ({len(self.ids)}, …)"
+                    f"must be (nodes, entries) = ({len(self.ids)}, …) for nodes {_format_blocks([[*self.ids]])}"
                 )
         self.ledger.record(channels, measure(channels))
         if not self._senders:
             return {}
         messages = {name: copy_to_host(self.device, message) for name, message in channels.items()}
-        return {node: encode(self._header(current, node), messages, row) for node, row in self._senders.items()}
+        return {node: self._encode(current, node, messages, row) for node, row in self._senders.items()}
+
+    def _encode(self, current: _Round, node: int, messages: dict[str, Message | Packed], row: int) -> bytes:
+        try:
+            return encode(self._header(current, node), messages, row)
+        except WireError as error:
+            raise ProtocolError(f"{self.algorithm.name} sends from node {node}: {error}") from error
 
     def _header(self, current: _Round, sender: int) -> Header:
         return Header(sender=sender, epoch=self.epoch, round=current.number, step=current.step)
 
     def _mix(self, current: _Round, received: Received) -> tuple[Array | PackedSum, ...]:
+        if self.remote:
+            current.expected = expect_rows(current.channels)
         packets = [self._decode(current, node, received) for node in self.remote]
         return tuple(
             self._sum(message, [packet.channels[name] for packet in packets])
@@ -220,19 +229,15 @@ class Block:
         )
 
     def _decode(self, current: _Round, node: int, received: Received) -> Packet:
-        """Decode a neighbour's packet and check that it belongs to this step."""
+        """Decode a neighbour's packet, which must belong to this step and have rows like the own ones."""
         where = f"round {current.number}, step {current.step}"
         if node not in received:
             raise ProtocolError(f"{where}: no packet from node {node}")
         packed = {name for name, message in current.channels.items() if isinstance(message, Packed)}
         try:
-            packet = decode(received[node], packed=packed)
+            return decode(received[node], packed, header=self._header(current, node), expected=current.expected)
         except WireError as error:
             raise ProtocolError(f"{where}: packet of node {node}: {error}") from error
-        expected, got = (self._header(current, node), [*current.channels]), (packet.header, [*packet.channels])
-        if got != expected:
-            raise ProtocolError(f"expected packet {expected}, got {got}")
-        return packet
 
     def _sum(self, message: Message | Packed, remote: list[Any]) -> Array | PackedSum:
         """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
@@ -268,19 +273,19 @@ class Block:
             expected = self.algorithm.state.__name__
             raise ProtocolError(f"{name} must return a {expected}, got a {type(state).__name__}")
         flat = flatten(state)
-        for field, array in flat.items():
+        for path, array in flat.items():
             if not is_array_api_obj(array):
                 hint = f"; {array.hint}" if isinstance(array, Outgoing | Mixed) else ""
                 raise ProtocolError(
-                    f"{name}: state.{field} is {_describe(array)} after the round; must be an array{hint}"
+                    f"{name}: state.{path} is {_describe(array)} after the round; must be an array{hint}"
                 )
         if self._declared is not None and packets != self._declared:
             raise ProtocolError(f"{name} declares {self._declared} packets per round and sent {packets}")
-        for field, array in flat.items():
-            if (tuple(array.shape), array.dtype) != self._shapes[field]:
-                shape, dtype = self._shapes[field]
+        for path, array in flat.items():
+            if (tuple(array.shape), array.dtype) != self._shapes[path]:
+                shape, dtype = self._shapes[path]
                 raise ProtocolError(
-                    f"{name}: state.{field} is {array.dtype} {tuple(array.shape)} after the round; "
+                    f"{name}: state.{path} is {array.dtype} {tuple(array.shape)} after the round; "
                     f"init made it {dtype} {shape}"
                 )
         self.state, self._round, self._sent = state, None, packets

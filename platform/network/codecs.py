@@ -26,6 +26,7 @@ ENCODED, VALUE_BYTES, VALUES = range(3)       # its columns: bytes of the body, 
 
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
 _CODES = {"f4": 1, "f8": 2}
+_CODES_BY_SIZE = {4: 1, 8: 2}                 # NumPy and torch dtypes have no name in common, but a size
 _DENSE, _INDEX, _BITMAP, _LEVELS = range(4)
 _WHOLE = {8: "<u1", 16: "<u2"}                # levels of whole bytes need no packing
 
@@ -46,6 +47,16 @@ class RowFormat(NamedTuple):
     bits: int       # of a level; 0 in every other form
     dim: int
     values: int     # in the body: `count` above
+
+
+class RowType(NamedTuple):
+    """What a receiver expects of a row, whatever its form."""
+
+    dtype: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.dim} entries of {_DTYPES[self.dtype].name if self.dtype in _DTYPES else f'dtype {self.dtype}'}"
 
 
 # Measuring
@@ -184,6 +195,9 @@ def _encode_levels(message: Message, row: int, dtype: np.dtype[Any]) -> bytes:
     bits = message.bits
     if message.levels is None or message.unit is None or not 1 <= bits <= 16:
         raise WireError(f"levels need integers, a unit and 1 to 16 bits, got bits={bits}")
+    shapes = tuple(message.levels.shape), tuple(message.unit.shape)
+    if shapes != (message.shape, message.shape[:1]):
+        raise WireError(f"expected levels and unit of shapes {message.shape} and {message.shape[:1]}, got {shapes}")
     levels = _on_host(message.levels[row])
     unit = _on_host(message.unit[row : row + 1]).astype(dtype)
     if bits == 1:
@@ -219,8 +233,18 @@ def _pack_bits(codes: NDArray[Any], bits: int) -> bytes:
 # Decoding
 
 
-def check_format(row: RowFormat) -> int:
-    """Return the length of the body that a format describes; raise CorruptError if there is no such body."""
+def expect_row(message: Message | Packed) -> RowType:
+    """Return the type of a neighbour's row, given the own message of the same step, which `encode_row` accepts."""
+    if isinstance(message, Packed):
+        return RowType(_CODES_BY_SIZE[message.rows[0].entries.itemsize], message.dim)
+    return RowType(_CODES_BY_SIZE[message.values.dtype.itemsize], message.shape[1])
+
+
+def check_format(row: RowFormat, expected: RowType | None, left: int) -> int:
+    """Return the length of the body that a format describes; allocate nothing.
+
+    Raise CorruptError if there is no such body, if its row is not the expected one, or if fewer bytes are `left`.
+    """
     if row.dtype not in _DTYPES:
         raise CorruptError(f"unknown dtype {row.dtype}")
     if row.form not in _DECODERS:
@@ -229,7 +253,12 @@ def check_format(row: RowFormat) -> int:
         raise CorruptError(f"{row.bits} bits, levels have 1 to 16 and all other forms 0")
     if row.values > row.dim or (row.form in (_DENSE, _LEVELS) and row.values != row.dim):
         raise CorruptError(f"{row.values} values for {row.dim} entries")
-    return _body_length(row.form, row.bits, row.dim, row.values, _DTYPES[row.dtype].itemsize)
+    if expected is not None and (row.dtype != expected.dtype or row.dim != expected.dim):
+        raise CorruptError(f"expected {expected}, got {RowType(row.dtype, row.dim)}")
+    length = _body_length(row.form, row.bits, row.dim, row.values, _DTYPES[row.dtype].itemsize)
+    if length > left:
+        raise CorruptError(f"expected a body of {length} bytes, got {left}: no more are left")
+    return length
 
 
 def decode_row(body: memoryview, row: RowFormat, packed: bool = False) -> Array | PackedRow:

@@ -5,7 +5,9 @@ A packet is a header, then a record per message; everything is little-endian:
     header   magic "DBOP" · version, messages u16 · sender, epoch, round, step u32 · length of the rest u64 · crc32 u32
     record   length of the name u8 · dtype u8 · form u8 · bits u8 · dim u32 · count u32 · name (UTF-8) · body
 
-The checksum covers all other bytes, so a flipped bit anywhere is found. `codecs` defines the bodies.
+The checksum covers all other bytes, so a flipped bit anywhere is found. It does not authenticate a sender: a record may
+announce any dimension. So a receiver passes the rows that it expects, and `decode` compares every record with them, and
+every length with the bytes that are left, before it allocates a row. `codecs` defines the bodies.
 """
 
 import struct
@@ -22,11 +24,13 @@ from dbo.platform.network.codecs import (
     ENCODED,
     CorruptError,
     RowFormat,
+    RowType,
     Table,
     WireError,
     check_format,
     decode_row,
     encode_row,
+    expect_row,
     measure_rows,
 )
 
@@ -37,6 +41,7 @@ _HEADER = struct.Struct("<4sHHIIIIQ")
 _CHECKSUM = struct.Struct("<I")
 _RECORD = struct.Struct("<BBBBII")
 _START = _HEADER.size + _CHECKSUM.size      # of the first record
+_MAX_UNCHECKED = 100_000                    # entries beyond those that the bytes can hold, if no rows are expected
 
 
 class TruncatedError(WireError):
@@ -126,38 +131,70 @@ def _encode_record(name: bytes, message: Message | Packed, row: int) -> list[byt
     return [_RECORD.pack(len(name), *format_) + name, *body]
 
 
-def decode(data: bytes | bytearray | memoryview, packed: Container[str] = ()) -> Packet:
+def expect_rows(messages: Mapping[str, Message | Packed]) -> dict[str, RowType]:
+    """Return what `decode` is to expect of a neighbour, given the own messages of the same step."""
+    return {name: expect_row(message) for name, message in messages.items()}
+
+
+def decode(
+    data: bytes | bytearray | memoryview,
+    packed: Container[str] = (),
+    *,
+    header: Header | None = None,
+    expected: Mapping[str, RowType] | None = None,
+) -> Packet:
     """Return the packet in these bytes; raise WireError if anything about them is wrong.
 
-    Rows of the channels named in `packed` are not unpacked: they stay marks and entries.
+    Rows of the channels named in `packed` are not unpacked: they stay marks and entries. A receiver passes the `header`
+    and the rows that it expects, channels in order. Another packet is refused before a row is allocated. Without
+    `expected`, rows with many more entries than the bytes can hold are refused.
     """
     view = memoryview(data).cast("B")
-    header, count = _read_header(view)
+    got, count = _read_header(view)
+    if header is not None and got != header:
+        raise WireError(f"expected packet {header}, got {got}")
     channels: dict[str, Array | PackedRow] = {}
-    at = _START
+    for name, (row, start, end) in _read_records(view, count, expected).items():
+        try:
+            channels[name] = decode_row(view[start:end], row, name in packed)
+        except CorruptError as error:
+            raise CorruptError(f"channel {name!r}: {error}") from None
+    return Packet(got, channels)
+
+
+def _read_records(
+    view: memoryview, count: int, expected: Mapping[str, RowType] | None
+) -> dict[str, tuple[RowFormat, int, int]]:
+    """Return channel → (format, start and end of the body), once every record is verified; allocate no row."""
+    if expected is not None and count != len(expected):
+        raise CorruptError(f"expected packet with channels {[*expected]}, got {count} of them")
+    names = None if expected is None else [*expected]
+    records: dict[str, tuple[RowFormat, int, int]] = {}
+    at, entries = _START, 0
     for _ in range(count):
         if len(view) - at < _RECORD.size:
-            raise CorruptError(f"{len(channels)} messages of {count}, then no space for another")
+            raise CorruptError(f"expected {count} messages, got {len(records)}: no space for another")
         length, *format_ = _RECORD.unpack_from(view, at)
         at += _RECORD.size
         name = _read_name(view[at : at + length], length)
         at += length
-        if name in channels:
+        if name in records:
             raise CorruptError(f"channel {name!r} comes twice")
+        if names is not None and name != names[len(records)]:
+            raise CorruptError(f"expected packet with channels {names}, got {name!r} at position {len(records)}")
         row = RowFormat(*format_)
         try:
-            end = at + check_format(row)
-            if end > len(view):
-                raise CorruptError(f"a body of {end - at} bytes where {len(view) - at} are left")
-            channels[name] = decode_row(view[at:end], row, name in packed)
+            end = at + check_format(row, None if expected is None else expected[name], len(view) - at)
         except CorruptError as error:
             raise CorruptError(f"channel {name!r}: {error}") from None
-        except MemoryError:
-            raise CorruptError(f"channel {name!r}: {row.dim} entries do not fit into memory") from None
-        at = end
+        records[name] = row, at, end
+        at, entries = end, entries + row.dim
     if at != len(view):
         raise CorruptError(f"{len(view) - at} bytes after the last message")
-    return Packet(header, channels)
+    # At most 8 entries fit into a byte, except where a row travels as positions: those allow any dimension.
+    if expected is None and entries > (most := 8 * len(view) + _MAX_UNCHECKED):
+        raise CorruptError(f"expected at most {most} entries in {len(view)} bytes, got {entries}")
+    return records
 
 
 def _read_header(view: memoryview) -> tuple[Header, int]:

@@ -25,6 +25,7 @@ Graph: TypeAlias = "nx.Graph[int]"
 
 _TRIES = 1000            # samples of a random graph before giving up on a connected one
 _DENSE = 500             # nodes up to which all eigenvalues are computed at once
+_DIGITS = 9              # of a node number in an edge list
 _MAX_EDGES = 20_000      # edges; a graph with more is not recorded, for it cannot be plotted
 
 
@@ -127,12 +128,31 @@ class Edges:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise ValueError(f"topology.file: cannot read {self.file}: {reason}") from None
-        graph = _graph(nodes, [])
-        for number, line in enumerate(text.splitlines(), start=1):
-            content = line.partition("#")[0].strip()
-            if content:
-                graph.add_edge(*_edge(content, nodes, f"topology.file: {self.file}, line {number}"))
-        return graph
+        where = f"topology.file: {self.file}"
+        edges = parse_edges(text, where)
+        for number, ends in edges.items():
+            if max(ends) >= nodes:
+                reason = f"unknown node; with nodes={nodes} they are numbered 0 to {nodes - 1}"
+                raise ValueError(f"{where}, line {number}: {reason}")
+        return _graph(nodes, edges.values())
+
+
+def parse_edges(text: str, where: str) -> dict[int, tuple[int, int]]:
+    """Return line number → edge of an edge list.
+
+    `where` names the source in a ValueError. The error never quotes the text: the file may be another than intended.
+    """
+    edges = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) <= _DIGITS for word in words):
+            raise ValueError(f"{where}, line {number}: expected two node numbers 'i j'")
+        if int(words[0]) == int(words[1]):
+            raise ValueError(f"{where}, line {number}: a node is its own neighbour")
+        edges[number] = (int(words[0]), int(words[1]))
+    return edges
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {
@@ -259,16 +279,3 @@ def _circulant(nodes: int, distances: Iterable[int]) -> Graph:
 def _at_least(name: str, nodes: int, least: int) -> None:
     if nodes < least:
         raise ValueError(f"topology.name: {name} needs at least {least} nodes, got nodes={nodes}")
-
-
-def _edge(content: str, nodes: int, where: str) -> tuple[int, int]:
-    words = content.split()
-    if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
-        raise ValueError(f"{where}: expected two node numbers 'i j', got {content[:60]!r}")
-    i, j = int(words[0]), int(words[1])
-    for node in (i, j):
-        if node >= nodes:
-            raise ValueError(f"{where}: unknown node {node}, with nodes={nodes} they are numbered 0 to {nodes - 1}")
-    if i == j:
-        raise ValueError(f"{where}: node {i} is its own neighbour")
-    return i, j

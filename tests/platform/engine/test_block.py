@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dbo.algorithms.api import Algorithm, algorithms, mix
+from dbo.algorithms.api import Algorithm, Message, algorithms, mix
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.block import Block, Progress, ProtocolError
 from dbo.platform.engine.local import LocalEngine
@@ -104,6 +104,55 @@ def test_packet_of_another_step_is_refused(tiny: Tiny, change: dict[str, int], c
     messages = mix(**{name: np.zeros((1, widths.get(name, 4))) for name in channels}).channels
     with pytest.raises(ProtocolError, match="expected packet"):
         first.step({**packets, 2: wire.encode(header, messages, 0)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"y": np.zeros((1, 5))}, "channel 'y': expected 8 entries of float64, got 5 entries of float64"),
+        ({"x": np.zeros((1, 6))}, "channel 'x': expected 4 entries of float64, got 6 entries of float64"),
+        ({"y": np.zeros((1, 8), np.float32)}, "channel 'y': expected 8 entries of float64, got 8 entries of float32"),
+        ({"y": Message(np.zeros((1, 1 << 20)), "sparse")}, "channel 'y': expected 8 entries of float64, got 1048576 "),
+    ],
+)
+def test_rows_unlike_the_own_ones_are_refused(tiny: Tiny, rows: dict[str, Any], message: str) -> None:
+    """Another width or dtype than the receiver's own rows: the error names sender, channel, expected and got."""
+    first, second = toy_blocks(tiny)
+    first.begin(1)
+    packets = second.begin(1) or {}
+    messages = mix(**{"x": np.zeros((1, 4)), "y": np.zeros((1, 8)), **rows}).channels
+    data = wire.encode(wire.Header(sender=2, epoch=0, round=1, step=0), messages, 0)
+    with pytest.raises(ProtocolError, match=f"^round 1, step 0: packet of node 2: {message}"):
+        first.step({**packets, 2: data})
+
+
+def test_blocks_that_disagree_about_a_width_are_an_error(tiny: Tiny) -> None:
+    """An algorithm whose rows have another width on some nodes: the error names sender, channel and both widths."""
+    async def uneven(st: State, shard: Any, cfg: Any) -> State:
+        (x,) = await mix(x=st.x[:, :3] if 3 in shard.ids else st.x)
+        return State(x, st.y)
+
+    with pytest.raises(
+        ProtocolError, match=r"packet of node 2: channel 'x': expected 4 entries of float64, got 3 entries of float64"
+    ):
+        toy_engine(tiny, uneven).advance(1)
+
+
+def test_blocks_that_disagree_about_a_number_of_rows_are_an_error(tiny: Tiny) -> None:
+    """A block that sends a row too few, in values or in levels: the error names nodes, channel and both shapes."""
+    async def too_few(st: State, shard: Any, cfg: Any) -> State:
+        (x,) = await mix(x=st.x[:1] if 3 in shard.ids else st.x)
+        return State(x, st.y)
+
+    async def too_few_levels(st: State, shard: Any, cfg: Any) -> State:
+        levels = np.ones((1 if 3 in shard.ids else 2, 4), np.int64)
+        (x,) = await mix(x=Message(st.x, "levels", 4, levels, np.ones(2), 4))
+        return State(x, st.y)
+
+    with pytest.raises(ProtocolError, match=r"sends x of shape \(1, 4\); must be .* = \(2, …\) for nodes \[2, 3\]"):
+        toy_engine(tiny, too_few).advance(1)
+    with pytest.raises(ProtocolError, match=r"from node 2: channel 'x': expected levels .*\(2, 4\).*, got \(\(1, 4\)"):
+        toy_engine(tiny, too_few_levels).advance(1)
 
 
 def test_hand_made_packet_is_accepted(tiny: Tiny) -> None:

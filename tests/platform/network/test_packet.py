@@ -1,6 +1,11 @@
 """Packets: several channels in one, every damaged byte detected, every error with its own exception."""
 
-from contextlib import suppress
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -17,6 +22,7 @@ from dbo.platform.network.packet import (
     VersionError,
     decode,
     encode,
+    expect_rows,
     measure,
 )
 
@@ -102,7 +108,7 @@ LEVELS = encode_one(SMALL["levels"], 1)        # 7 levels of 4 bits: unit, then 
         (b"PK\3\4" + INDEX[4:], NotAPacketError, "starts with"),
         (INDEX[:4] + b"\2" + INDEX[5:], VersionError, "version 2"),
         (INDEX[:32] + b"\0\0\0\0" + INDEX[36:], CorruptError, "checksum"),
-        (set_byte(INDEX, 6, 2), CorruptError, "1 messages of 2"),
+        (set_byte(INDEX, 6, 2), CorruptError, "expected 2 messages, got 1"),
         (set_byte(INDEX, 6, 0), CorruptError, "after the last message"),
         (set_byte(INDEX, 36, 0), CorruptError, "name of 0 bytes"),
         (set_byte(INDEX, 36, 255), CorruptError, "name of 255 bytes"),
@@ -111,12 +117,12 @@ LEVELS = encode_one(SMALL["levels"], 1)        # 7 levels of 4 bits: unit, then 
         (set_byte(INDEX, 38, 7), CorruptError, "unknown form 7"),
         (set_byte(INDEX, 39, 4), CorruptError, "4 bits"),
         (set_byte(INDEX, 40, 1), CorruptError, "2 values for 1 entries"),
-        (set_byte(INDEX, 44, 9), CorruptError, "are left"),
+        (set_byte(INDEX, 44, 9), CorruptError, "expected a body of 45 bytes, got 10"),
         (set_byte(INDEX, 50, 100), CorruptError, "below 100"),
         (set_byte(INDEX, 50, INDEX[49]), CorruptError, "ascend"),
         (seal(INDEX[:51] + bytes(4) + INDEX[55:]), CorruptError, "a zero among the values"),
         (seal(INDEX + b"\0"), CorruptError, "after the last message"),
-        (seal(INDEX[:-1]), CorruptError, "are left"),
+        (seal(INDEX[:-1]), CorruptError, "expected a body of 10 bytes, got 9"),
         (seal(INDEX[:6] + b"\2" + INDEX[7:] + INDEX[36:]), CorruptError, "comes twice"),
         (set_byte(BITMAP, 49, BITMAP[49] ^ 2), CorruptError, "bitmap"),
         (set_byte(BITMAP, 52, BITMAP[52] | 128), CorruptError, "bitmap"),
@@ -134,6 +140,199 @@ def test_every_contradiction_has_its_own_error(data: bytes, kind: type[WireError
         decode(data)
 
 
+# ---- what a receiver expects -----------------------------------------------------------------------------------------
+
+MOST = 1 << 20      # bytes that decoding a packet of 100 bytes may allocate
+TINY = {
+    "x": dense(random_rows(2, 3, np.float32)),
+    "y": compress(TopK(ratio=0.02), random_rows(2, 100, np.float64)),
+}
+PACKET = encode(HEADER, TINY, 1)      # records at bytes 36 and 61
+EXPECTED = expect_rows(TINY)
+RECORDS = (36, 61)
+
+
+def forge_record(data: bytes, at: int, **fields: int) -> bytes:
+    """Return the packet with other numbers in the record at this byte, under a right checksum."""
+    names = ("name", "dtype", "form", "bits", "dim", "values")
+    record = dict(zip(names, struct.unpack_from("<BBBBII", data, at), strict=True)) | fields
+    return seal(data[:at] + struct.pack("<BBBBII", *record.values()) + data[at + 12 :])
+
+
+def forge_empty_row(dim: int, dtype: int = 2) -> bytes:
+    """Return 49 bytes: a sparse row of this dimension without a single value."""
+    return forge_record(encode_one(Message(np.zeros((1, 100)), form="sparse")), 36, dim=dim, dtype=dtype)
+
+
+@contextmanager
+def limit_memory(most: int = MOST) -> Iterator[None]:
+    """Fail if the peak of the memory that is allocated inside is above this number of bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < most, f"{peak} bytes allocated, expected less than {most}"
+
+
+@pytest.mark.parametrize("packed", [(), ("y",)], ids=["row", "packed"])
+@pytest.mark.parametrize("dtype", [1, 2])
+@pytest.mark.parametrize("dim", [1 << 20, 1 << 28, (1 << 32) - 1])
+def test_a_short_packet_cannot_request_much_memory(dim: int, dtype: int, packed: tuple[str, ...]) -> None:
+    """49 bytes that announce 2^28 entries of float64 once allocated 2 GB; refused, with expected rows or without."""
+    data = forge_empty_row(dim, dtype)
+    assert len(data) == 49
+    expected = expect_rows({"y": dense(np.zeros((1, 100)))})
+    with limit_memory(100_000):
+        with pytest.raises(CorruptError, match=rf"^channel 'y': expected 100 entries of float64, got {dim} entries"):
+            decode(data, packed, expected=expected)
+        with pytest.raises(CorruptError, match=f"^expected at most 100392 entries in 49 bytes, got {dim}$"):
+            decode(data, packed)
+
+
+def test_many_records_cannot_request_much_memory() -> None:
+    """Without expected rows the limit holds for a packet, not for each of its records."""
+    messages = {f"c{number}": Message(np.zeros((1, 60_000)), form="sparse") for number in range(100)}
+    data = encode(HEADER, messages, 0)
+    with limit_memory(), pytest.raises(CorruptError, match="expected at most 1"):
+        decode(data)
+
+
+def test_expected_rows_may_be_larger_than_the_packet() -> None:
+    """Control: a receiver with rows of 2^20 entries gets one from 49 bytes, and the tests measure its memory."""
+    data, expected = forge_empty_row(1 << 20), expect_rows({"y": dense(np.zeros((1, 1 << 20)))})
+    assert decode(data, expected=expected).channels["y"].shape == (1 << 20,)
+    with pytest.raises(AssertionError, match="bytes allocated"), limit_memory():
+        decode(data, expected=expected)
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("packed", [False, True])
+def test_expected_rows_change_no_bit(row: int, packed: bool) -> None:
+    """Control: the right expectation accepts every form, and the rows are those decoded without one."""
+    data, sparse = encode(HEADER, SMALL, row), ("index", "bitmap") if packed else ()
+    got = decode(data, sparse, header=HEADER, expected=expect_rows(SMALL))
+    free = decode(data, sparse)
+    assert got.header == free.header == HEADER
+    assert [*got.channels] == [*SMALL]
+    for name, message in SMALL.items():
+        one, other = (
+            channels[name].dense(message.shape[1]) if name in sparse else channels[name]
+            for channels in (got.channels, free.channels)
+        )
+        assert one.dtype == other.dtype == message.values.dtype
+        assert one.tobytes() == other.tobytes() == message.values[row].tobytes()
+
+
+def test_a_torch_message_expects_what_the_same_numpy_message_expects() -> None:
+    """A block on a GPU has the expectations of a block on the CPU."""
+    torch = pytest.importorskip("torch")
+    for dtype in (np.float32, np.float64):
+        rows = random_rows(2, 7, dtype)
+        assert expect_rows({"y": dense(torch.from_numpy(rows))}) == expect_rows({"y": dense(rows)})
+
+
+X, Y = np.zeros((1, 3), np.float32), np.zeros((1, 100))
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        ({"x": X, "y": np.zeros((1, 101))}, "channel 'y': expected 101 entries of float64, got 100 entries of float64"),
+        ({"x": X, "y": np.float32(Y)}, "channel 'y': expected 100 entries of float32, got 100 entries of float64"),
+        ({"x": np.zeros((1, 3)), "y": Y}, "channel 'x': expected 3 entries of float64, got 3 entries of float32"),
+        ({"x": X}, "expected packet with channels ['x'], got 2 of them"),
+        ({"x": X, "y": Y, "z": X}, "expected packet with channels ['x', 'y', 'z'], got 2 of them"),
+        ({"y": Y, "x": X}, "expected packet with channels ['y', 'x'], got 'x' at position 0"),
+        ({"x": X, "z": Y}, "expected packet with channels ['x', 'z'], got 'y' at position 1"),
+        ({}, "expected packet with channels [], got 2 of them"),
+    ],
+)
+def test_a_packet_with_other_rows_is_refused(own: dict[str, Any], reason: str) -> None:
+    """Another dimension, dtype, name, number or order of channels: one line with what was expected and what came."""
+    with pytest.raises(CorruptError) as error:
+        decode(PACKET, expected=expect_rows({name: dense(rows) for name, rows in own.items()}))
+    assert str(error.value) == reason
+
+
+def test_every_record_is_checked_before_a_row_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong last record is refused before the first row is decoded."""
+    monkeypatch.setattr("dbo.platform.network.packet.decode_row", lambda *_: pytest.fail("a row was decoded"))
+    for data in (forge_record(PACKET, 61, dim=99), forge_record(PACKET, 61, values=3), seal(PACKET + b"\0")):
+        with pytest.raises(CorruptError):
+            decode(data, expected=EXPECTED)
+
+
+@pytest.mark.parametrize("change", ["sender", "epoch", "round", "step"])
+def test_the_header_is_checked_first(change: str) -> None:
+    """A packet of another step is reported as such, whatever its channels."""
+    header = Header(**{"sender": 3, "epoch": 1, "round": 70000, "step": 15} | {change: 9})
+    with pytest.raises(WireError, match=f"^expected packet .*{change}=9.*, got Header"):
+        decode(PACKET, header=header, expected={})
+
+
+COUNTS = st.integers(0, 300) | st.sampled_from([2**k + d for k in (8, 16, 20, 28, 31) for d in (-1, 0, 1)]) | \
+    st.integers(0, 2**32 - 1)
+EXPECTATIONS = st.sampled_from([EXPECTED, None])
+PACKED = st.sampled_from([(), ("y",), ("x", "y")])
+PACKETS = st.sampled_from([encode(HEADER, TINY, 0), PACKET])      # y has no value in the first: any dimension fits
+FIELDS = st.fixed_dictionaries({"dim": COUNTS}) | st.fixed_dictionaries({}, optional={
+    "dim": COUNTS, "values": COUNTS, "dtype": st.integers(0, 3), "form": st.integers(0, 4), "bits": st.integers(0, 17),
+})
+
+
+@given(st.binary(max_size=64), st.booleans(), EXPECTATIONS)
+def test_fuzz_random_bytes(noise: bytes, has_header: bool, expected: Any) -> None:
+    """Random bytes, alone or as the records of a header with a right checksum: WireError, and little memory."""
+    data = seal(PACKET[:36] + noise) if has_header else noise
+    with limit_memory(), pytest.raises(WireError):
+        decode(data, expected=expected)
+
+
+@settings(max_examples=300)
+@given(st.data(), PACKETS, EXPECTATIONS, PACKED)
+def test_fuzz_changed_bytes(data: st.DataObject, good: bytes, expected: Any, packed: tuple[str, ...]) -> None:
+    """Bytes of header and records changed, the packet cut or continued, a right checksum: nothing but WireError."""
+    packet = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.sampled_from([*range(4, 24), *range(36, 49), *range(61, 74)]))
+        packet[at] = data.draw(st.integers(0, 3) | st.integers(0, 255))
+    end = data.draw(st.just(len(packet)) | st.integers(36, len(packet)))
+    changed = seal(bytes(packet[:end]) + data.draw(st.just(b"") | st.binary(max_size=8)))
+    with limit_memory(), suppress(WireError):
+        decode(changed, packed, expected=expected)
+
+
+@settings(max_examples=300)
+@given(PACKETS, st.sampled_from(RECORDS), FIELDS, PACKED)
+def test_fuzz_forged_dimensions(good: bytes, at: int, fields: dict[str, int], packed: tuple[str, ...]) -> None:
+    """Any dimension, count, dtype, form and bits under a right checksum: no row but the expected one is accepted."""
+    data = forge_record(good, at, **fields)
+    with limit_memory(), suppress(WireError):
+        decode(data, packed)
+    with limit_memory(), suppress(WireError):
+        decode(data, packed, expected=EXPECTED)
+        dtype, dim = EXPECTED["xy"[RECORDS.index(at)]]
+        assert (fields.get("dtype", dtype), fields.get("dim", dim)) == (dtype, dim)
+
+
+@given(st.integers(0, 2**64 - 1) | st.integers(0, 200), st.integers(0, 2**16 - 1), EXPECTATIONS)
+def test_fuzz_forged_lengths(length: int, count: int, expected: Any) -> None:
+    """Any length of the packet and number of messages in the header, under a checksum that fits: WireError."""
+    head = PACKET[:6] + struct.pack("<H", count) + PACKET[8:24] + struct.pack("<Q", length)
+    data = head + struct.pack("<I", crc32(PACKET[36:], crc32(head))) + PACKET[36:]
+    with limit_memory():
+        if data == PACKET:
+            decode(data, expected=expected)
+            return
+        with pytest.raises(WireError):
+            decode(data, expected=expected)
+
+
+# ---- what a sender may send ------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
@@ -145,6 +344,8 @@ def test_every_contradiction_has_its_own_error(data: bytes, kind: type[WireError
         ({"y": Message(np.zeros((1, 2)), "levels", 2, np.array([[8, 0]]), np.ones(1), 4)}, "do not fit into 4 bits"),
         ({"y": Message(np.zeros((1, 2)), "levels", 2, np.array([[1, 0]]), np.ones(1), 1)}, "−1 or \\+1"),
         ({"y": Message(np.zeros((1, 2)), "levels", 2, np.array([[1, 0]]), np.ones(1), 17)}, "1 to 16 bits"),
+        ({"y": Message(np.zeros((1, 2)), "levels", 2, np.array([[1, 0, 1]]), np.ones(1), 4)}, r"got \(\(1, 3\), "),
+        ({"y": Message(np.zeros((1, 2)), "levels", 2, np.array([[1, 0]]), np.ones(0), 4)}, r", \(0,\)\)$"),
         ({"y": Message(np.zeros((1, 2)), "unknown")}, "unknown form 'unknown'"),  # type: ignore[arg-type]
     ],
 )

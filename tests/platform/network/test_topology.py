@@ -173,12 +173,13 @@ def test_edges_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("0 1\n1 two\n", "line 2: expected two node numbers 'i j', got '1 two'"),
+        ("0 1\n1 two\n", "line 2: expected two node numbers 'i j'"),
         ("0 1\n\n1 2 3\n", "line 3: expected two node numbers"),
         ("0 -1\n", "line 1: expected two node numbers"),
         ("0 1.0\n", "line 1: expected two node numbers"),
-        ("0 1\n2 2\n", "line 2: node 2 is its own neighbour"),
-        ("0 1\n1 3\n", "line 2: unknown node 3, with nodes=3 they are numbered 0 to 2"),
+        ("0 1\n2 2\n", "line 2: a node is its own neighbour"),
+        ("0 1\n1 3\n", "line 2: unknown node; with nodes=3 they are numbered 0 to 2"),
+        (f"0 {'1' * 5000}\n", "line 1: expected two node numbers"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, text: str, reason: str) -> None:
@@ -187,6 +188,16 @@ def test_wrong_lines_are_named(tmp_path: Path, text: str, reason: str) -> None:
         edges_file(tmp_path, text).graph(3, 0)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("line", ["root:x:0:0:hunter2", "hunter2 hunter2", "7272 7272", "0 7272", "7272", "0 1 7272"])
+def test_errors_do_not_quote_the_file(tmp_path: Path, line: str) -> None:
+    """`topology.file` may name another file than intended: the error has its name and the line number, not its text."""
+    shape = edges_file(tmp_path, f"0 1\n{line}\n")
+    with pytest.raises(ValueError, match=r"edges\.txt, line 2: ") as error:
+        shape.graph(3, 0)
+    reason = str(error.value).rpartition("line 2: ")[2]
+    assert not any(word in reason for word in ("root", "hunter2", "7272"))
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
