@@ -1,11 +1,19 @@
-"""Copy the files that an experiment names into one folder, so that it can run on another machine."""
+"""Copy the files that an experiment names into one folder, so that it can run on another machine.
 
-import shutil
+A file is copied only if it is what its key asks for. A key that names a token or a private key by mistake must not send
+it to a cluster, and the error does not quote it.
+"""
+
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dbo.platform.config.paths import expand_user
 from dbo.platform.errors import InputError
+from dbo.platform.network.topology import parse_edges
+
+_EDGE_LIST = "topology.file"
 
 
 def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -13,7 +21,8 @@ def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, An
     result = dict(data)
     if "plugins" in data:
         result["plugins"] = [
-            copy_file(plugin, folder) if plugin.endswith(".py") else plugin for plugin in data["plugins"]
+            copy_file(plugin, folder, f"plugins.{number}") if plugin.endswith(".py") else plugin
+            for number, plugin in enumerate(data["plugins"])
         ]
     topology = data.get("topology")
     if isinstance(topology, Mapping) and "file" in topology:
@@ -21,10 +30,38 @@ def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, An
     return result
 
 
-def copy_file(file: str, folder: Path) -> str:
-    """Copy a file into `folder` and return its name there."""
-    source = Path(file).expanduser()
+def copy_file(file: str, folder: Path, key: str = _EDGE_LIST) -> str:
+    """Copy the file that `key` names into `folder` and return its name there: an edge list, or else a plugin."""
+    source = expand_user(file)
     if (folder / source.name).exists():
-        raise InputError(f"{file}: two files of an experiment are called {source.name}")
-    shutil.copyfile(source, folder / source.name)
+        raise InputError(f"{key}: {file}: two files of an experiment are called {source.name}")
+    try:
+        content = source.read_bytes()
+    except (OSError, ValueError) as error:      # ValueError: a file name with a null character
+        raise InputError(f"{key}: {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if key == _EDGE_LIST:
+        _check_edge_list(content, f"{key}: {file}")
+    else:
+        _check_python(content, f"{key}: {file}")
+    (folder / source.name).write_bytes(content)      # what was checked, even if the file has changed since
     return source.name
+
+
+def _check_edge_list(content: bytes, where: str) -> None:
+    try:
+        edges = parse_edges(content.decode("utf-8"), where)
+    except UnicodeDecodeError:
+        raise InputError(f"{where} is not an edge list; must be a text with a line 'i j' per edge") from None
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if not edges:
+        raise InputError(f"{where} is not an edge list: it has no edge; must have a line 'i j' per edge")
+
+
+def _check_python(content: bytes, where: str) -> None:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(content, where, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise InputError(f"{where}{line}: is not a plugin; must be Python that compiles") from None

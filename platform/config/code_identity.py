@@ -11,7 +11,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 from dbo import parameters
@@ -23,11 +23,13 @@ NUMERICS = (
     "dbo.platform.network.packet",          # what a neighbour receives
     "dbo.platform.network.codecs",          # the same: forms of a row, and their lengths in the metrics
     "dbo.platform.network.ledger",          # bytes and values in the metrics
+    "dbo.platform.engine.base",             # rows of all nodes in node order, maxima of counters
     "dbo.platform.engine.block",            # weighted sums of the neighbours' rows, in node order
     "dbo.platform.engine.device",           # array types and threads of the arithmetic
     "dbo.platform.engine.shard_wrappers",   # pooled data of single-machine methods, oracle calls in the metrics
     "dbo.platform.engine.state_tree",       # when a state counts as diverged, how a checkpoint becomes a state
     "dbo.platform.engine.evaluation",       # metrics
+    "dbo.platform.runs.preparation",        # seeds of data and graph
 )
 _FOLLOWED = ("dbo.algorithms", "dbo.tasks", "dbo.parameters")
 # Lists of components, and claims for `dbo verify`, which no round may use: another line in them invalidates no run.
@@ -61,14 +63,12 @@ def hash_modules(components: Iterable[str], plugins: Iterable[Source] = ()) -> d
     return digests
 
 
+@cache
 def read_source(file: Path, module: str) -> Source:
-    """Return the source in a file; a file that has not changed is not read again."""
-    status = file.stat()
-    return _read(file, module, status.st_mtime_ns, status.st_size)
+    """Return the source in a file. A process reads it once, because it also imports a module only once.
 
-
-@lru_cache(maxsize=4096)
-def _read(file: Path, module: str, mtime: int, size: int) -> Source:
+    So an edit in the middle of a process, which does not run there, does not change the keys of its runs.
+    """
     return parse_source(file.read_bytes(), module, is_package=file.name == "__init__.py")
 
 
@@ -140,6 +140,14 @@ _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
 _IMPORTING = frozenset({ast.Import, ast.ImportFrom, ast.Call})
 
 
+def _is_param(node: ast.AST) -> bool:
+    """Decide whether a call declares a parameter, whose help text is no code."""
+    match node:
+        case ast.Call(func=ast.Name(id="param") | ast.Attribute(attr="param")):
+            return True
+    return False
+
+
 def _is_type_checking(test: ast.expr) -> bool:
     match test:
         case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
@@ -175,6 +183,8 @@ class _TreeReader:
                 self.text.append(name)
                 self.read(value)
             elif type(value) is list:
+                if name == "keywords" and _is_param(node):
+                    value = [keyword for keyword in value if keyword.arg != "help"]
                 if value:
                     self.text.append(name)
                     for item in value:
@@ -186,6 +196,7 @@ class _TreeReader:
             elif value is not None or kind is ast.Constant:
                 self.text.append(name)
                 self.text.append(repr(value))
+        self.text.append("")      # the end of the node: f()(x) is not f(x)()
 
     def _collect(self, node: ast.AST) -> None:
         match node:

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     ValidationError,
     field_validator,
     model_validator,
@@ -84,6 +85,13 @@ class Experiment(BaseModel):
     data_dir: str | None = Field(None, description="folder of downloaded data; null: the loaders' own cache")
     plugins: tuple[str, ...] = Field((), description="Python files or modules with further algorithms")
 
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that were set, before defaults and presets: what another experiment can be derived from."""
+        return dict(self._given)
+
     @classmethod
     def read(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> Self:
         """Read an experiment from a YAML file (none: all defaults) and apply `key=value` overrides."""
@@ -96,6 +104,7 @@ class Experiment(BaseModel):
     @classmethod
     def _resolve(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(data, Mapping):
+            data = overriding.expand_names(data)
             data = {key: tuple(v) if key == "plugins" and isinstance(v, list) else v for key, v in data.items()}
         try:
             made = handler(data)
@@ -105,7 +114,7 @@ class Experiment(BaseModel):
         plugging.load(made.plugins)
         named = {
             key: {"name": cls.model_fields[key].default["name"], **getattr(made, key)}
-            for key in ("task", "algorithm", "topology", "partition", "engine")
+            for key in overriding.SECTIONS
         }
         task = _resolve_task(named["task"])
         sections = {
@@ -117,6 +126,7 @@ class Experiment(BaseModel):
         }
         for name, section in sections.items():
             object.__setattr__(made, name, section)
+        made._given = dict(data) if isinstance(data, Mapping) else {}
         try:
             _ = made.parts    # an error that only shows when a component is built is an input error too
         except InputError as error:

@@ -6,6 +6,9 @@ from typing import Any
 from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
 
+SECTIONS = ("task", "algorithm", "topology", "partition", "engine")
+_COMPONENTS = (*SECTIONS, "algorithm.compressor")        # each may be given by its name alone
+
 
 def parse(arguments: Iterable[str]) -> dict[str, Any]:
     """Return {"algorithm.lam": 100.0, …} in the order given; a path given twice keeps its last value."""
@@ -21,9 +24,14 @@ def parse(arguments: Iterable[str]) -> dict[str, Any]:
 def apply(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return `data` with the overrides applied.
 
-    Another component's name (`algorithm.name=mdbo` over a file with c2dfb) drops the parameters of the old component.
+    A component may be given by its name alone: `algorithm=mdbo` is `algorithm.name=mdbo`. Another component's name
+    over that of a file drops the parameters of the old component.
     """
-    result: dict[str, Any] = _copy(data)
+    result = expand_names(data)
+    overrides = {
+        f"{path}.name" if path in _COMPONENTS and isinstance(value, str) else path: value
+        for path, value in overrides.items()
+    }
     for path, value in overrides.items():
         if path.endswith(".name"):
             section = _section(result, path)
@@ -33,6 +41,17 @@ def apply(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
     for path, value in overrides.items():
         section = _section(result, path)
         section[path.rpartition(".")[2]] = _copy(value)
+    return result
+
+
+def expand_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `data` in which a component that is given by its name alone is a section: {"name": …}."""
+    result: dict[str, Any] = _copy(data)
+    for path in _COMPONENTS:
+        parent, _, key = path.rpartition(".")
+        section = result.get(parent) if parent else result
+        if isinstance(section, dict) and isinstance(section.get(key), str):
+            section[key] = {"name": section[key]}
     return result
 
 

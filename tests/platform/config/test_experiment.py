@@ -18,6 +18,7 @@ from dbo.algorithms import registry
 from dbo.algorithms.compression.compressors import COMPRESSORS
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config import overrides, presets, yaml_io
+from dbo.platform.config.code_identity import read_source
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.validation import list_parameters
@@ -264,8 +265,8 @@ def test_an_override_below_a_value_is_refused() -> None:
         ({"task": {"dataset": "digit"}}, ["task.dataset", "'digit'", "'digits'", "allowed: digits"]),
         ({"task": {"name": "quadratic", "dataset": "digits"}}, ["task.dataset", "known keys"]),
         ({"topology": {"name": "edges"}}, ["topology.file", "required"]),
-        ({"topology": "ring"}, ["topology", "'ring'", "a mapping"]),
-        ({"algorithm": {"compressor": "top_k"}}, ["algorithm.compressor", "'top_k'", "a mapping"]),
+        ({"topology": 3}, ["topology", "3", "a mapping"]),
+        ({"algorithm": {"compressor": 3}}, ["algorithm.compressor", "3", "a mapping"]),
         ({"dtype": "float16"}, ["dtype", "'float16'", "'float32' or 'float64'"]),
         ({"seed": -1}, ["seed", "-1", "≥ 0"]),
         ({"seed": 2**31}, ["seed", str(2**31), f"< {2**31}"]),
@@ -457,6 +458,7 @@ def test_run_key_changes_with_any_file_of_a_plugin_package(
     keys = [tiny(plugins=["a_package_of_mine"]).run_key]
     for name in ("__init__.py", "helper.py", "deep/kernel.py"):
         (package / name).write_text("a = 2\n")
+        read_source.cache_clear()               # as in a new process
         keys.append(tiny(plugins=["a_package_of_mine"]).run_key)
     monkeypatch.delitem(sys.modules, "a_package_of_mine")
     registry.forget("a_package_of_mine")
@@ -482,3 +484,33 @@ def test_an_error_names_values_of_the_preset(given: dict[str, Any]) -> None:
     note = f"; alpha_x = {alpha} comes from the preset for quadratic, give it too"
     assert str(error.value).endswith(note) == ("alpha_x" not in given)
     assert ("preset" in str(error.value)) == ("alpha_x" not in given)
+
+
+@pytest.mark.parametrize("overrides", [
+    ["algorithm=mdbo", "topology=complete", "engine=local", "partition=iid", "task=quadratic"],
+    ["algorithm.name=mdbo", "topology.name=complete", "engine.name=local", "partition.name=iid", "task.name=quadratic"],
+])
+def test_component_may_be_given_by_its_name_alone(overrides: list[str], tmp_path: Path) -> None:
+    """On the command line and in a file; another name drops the parameters of the file's component."""
+    file = tmp_path / "e.yaml"
+    file.write_text("algorithm: {name: c2dfb, lam: 3.0}\ntopology: ring\n")
+    found = Experiment.read(file, overrides)
+    sections = (found.algorithm, found.topology, found.engine, found.partition, found.task)
+    assert [section["name"] for section in sections] == ["mdbo", "complete", "local", "iid", "quadratic"]
+    assert "lam" not in found.algorithm
+    assert Experiment.read(file).topology["name"] == "ring"
+
+
+def test_compressor_may_be_given_by_its_name_alone() -> None:
+    """The default compressor keeps its tuned parameters, another one gets its defaults."""
+    assert Experiment(algorithm={"name": "c2dfb", "compressor": "rand_k"}).algorithm["compressor"]["name"] == "rand_k"
+    named = Experiment.read(None, ["algorithm.compressor=top_k"])
+    assert named.algorithm["compressor"] == Experiment().algorithm["compressor"]
+
+
+def test_unknown_component_name_lists_the_known_ones() -> None:
+    """The short form has the errors of the long one."""
+    with pytest.raises(InputError, match=r"algorithm.name: unknown value 'madsboo', did you mean 'madsbo'"):
+        Experiment.read(None, ["algorithm=madsboo"])
+    with pytest.raises(InputError, match=r"topology: 3 is not allowed; must be a mapping"):
+        Experiment.read(None, ["topology=3"])
