@@ -1,13 +1,11 @@
 """Render `dbo report`: one HTML file that needs only a browser; no network, no server, no storage, no other files."""
 
 import json
-import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from dbo.dashboards.groups import GroupedRuns, group_runs
 from dbo.dashboards.load import RunCollection
 from dbo.dashboards.palette import get_style, sample_scale
 from dbo.dashboards.topology import MAX_NODES
+from dbo.platform.runs.atomic_io import write_atomically
+from dbo.version import find_version
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight", 9: "Nine"}
@@ -43,12 +43,7 @@ def write_page(collection: RunCollection, out: Path) -> None:
     """Write the page about these runs, whole or not at all."""
     html = render_page(group_runs(collection))
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.new")
-    try:
-        temporary.write_text(html, encoding="utf-8")
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(out, html, "the report")
 
 
 def render_page(runs: GroupedRuns) -> str:
@@ -66,7 +61,7 @@ def render_page(runs: GroupedRuns) -> str:
         cards=ranking.build_cards(runs), sentences=ranking.summarize(runs), intervals=_describe_intervals(runs),
         rows=ranking.build_rows(runs), has_settings=len(runs.settings) > 1, criteria=ranking.select_criteria(runs),
         figures=_list_figures(runs, data), incidents=data["incidents"], runs=_list_runs(runs),
-        commands=_list_commands(runs), version=version("dbo"), created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        commands=_list_commands(runs), version=find_version(), created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         plotly=Markup(read_plotly()), data=Markup(embed_json(data)),
         style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         script=Markup("\n".join(

@@ -50,7 +50,7 @@ class SweepCell:
         The run key alone decides: other library versions or another machine do not empty the cache.
         """
         summary = find_summary(self.folder(out))
-        if summary is None or summary.run_key != self.experiment.run_key:
+        if summary is None or summary.run_key != self.experiment.run_key or summary.changes:
             return None
         return summary if summary.status in {"finished", "diverged", "stopped"} else None
 

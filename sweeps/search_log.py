@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dbo.platform.errors import InputError
+from dbo.platform.runs.atomic_io import append_durably
 from dbo.sweeps.grid import Grid, SweepCell
 
 
@@ -15,18 +17,23 @@ class SearchLog:
         self.cells: list[SweepCell] = []
         self.configs: dict[str, dict[str, Any]] = {}         # what the searcher proposed, by the cell's name
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        for line in text.splitlines(keepends=True):
-            if line.endswith("\n"):
+        for number, line in enumerate(text.splitlines(keepends=True), 1):
+            if not line.endswith("\n"):
+                break              # the process died while it wrote this line; its cell has not started
+            try:
                 entry = json.loads(line)
-                cell = grid.make_cell(entry["values"])
-                self.cells.append(cell)
-                self.configs[cell.name] = entry["config"]
+                values, config = dict(entry["values"]), dict(entry["config"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise InputError(f"{path}: line {number} is damaged: {error}") from None
+            cell = grid.make_cell(values)
+            self.cells.append(cell)
+            self.configs[cell.name] = config
 
     def add(self, cell: SweepCell, config: dict[str, Any]) -> None:
         """Append a cell unless it is there already."""
         if cell.name in self.configs:
             return
+        line = json.dumps({"values": cell.values, "config": config}) + "\n"
+        append_durably(self.path, line, "a cell of the search")
         self.cells.append(cell)
         self.configs[cell.name] = config
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"values": cell.values, "config": config}) + "\n")

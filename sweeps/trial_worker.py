@@ -94,15 +94,22 @@ def discard_other_environment(folder: Path) -> None:
 
     It could not be resumed to the same bits. The cell restarts: after an upgrade, or on another machine of a cluster.
     """
-    starts = [event for event in read_events(RunFolder(folder).events) if event.kind == "started"]
-    if not starts or starts[-1].environment in ({}, collect_environment()):
+    if not _is_from_other_environment(folder):
         return
     files = RunFolder(folder)
     files.acquire()
     try:
-        files.clear()
+        if _is_from_other_environment(folder):      # its owner may have finished it meanwhile
+            files.clear()
     finally:
         files.release()
+
+
+def _is_from_other_environment(folder: Path) -> bool:
+    starts = [event for event in read_events(RunFolder(folder).events) if event.kind == "started"]
+    summary = find_summary(folder)
+    is_complete = summary is not None and summary.status != "failed"
+    return bool(starts) and not is_complete and starts[-1].environment not in ({}, collect_environment())
 
 
 def wait_for_lock(folder: Path) -> None:

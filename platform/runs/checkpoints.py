@@ -10,6 +10,7 @@ are read back, so a foreign file is at worst refused.
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from safetensors.numpy import load
 
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.errors import InputError
-from dbo.platform.runs.atomic_io import sync_folder, write_durably
+from dbo.platform.runs.atomic_io import describe_errors, sync_folder, temporary_path, write_durably
 from dbo.platform.runs.safetensors_io import serialize
 
 _FORMAT = 2
 _KEPT = 2       # the newest and the one before: if the newest is damaged, little is replayed
+_NAME = re.compile(r"round-[0-9]+")
+_LEFTOVER = re.compile(r"\.round-[0-9]+(\.[0-9a-f]{16})?\.new")       # without the token: of older versions
 
 
 class DamagedError(Exception):
@@ -54,9 +57,25 @@ class Checkpoints:
     def save(self, round_: int, blocks: Iterable[Iterable[Flat]], run: dict[str, Any]) -> None:
         """Write a checkpoint, durable on return, and remove all but the last two. A block comes in parts."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in self.folder.iterdir():
+            if _LEFTOVER.fullmatch(entry.name):          # of a process that died; the folder's lock keeps others out
+                _remove(entry)
         place = self.folder / f"round-{round_:08d}"
-        aside = place.with_name(f".{place.name}.new")
-        shutil.rmtree(aside, ignore_errors=True)
+        aside = temporary_path(place)
+        try:
+            with describe_errors(place, f"the checkpoint of round {round_}"):
+                self._write(aside, round_, blocks, run)
+                _remove(place)
+                os.rename(aside, place)
+                sync_folder(self.folder)
+                sync_folder(self.folder.parent)
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)     # it would keep a full disk full
+            raise
+        for old in self._list_newest_first()[_KEPT:]:
+            _remove(old)
+
+    def _write(self, aside: Path, round_: int, blocks: Iterable[Iterable[Flat]], run: dict[str, Any]) -> None:
         aside.mkdir()
         files = {}
         for number, parts in enumerate(blocks):
@@ -71,12 +90,6 @@ class Checkpoints:
         text = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1)
         write_durably(aside / "manifest.json", [text.encode()])
         sync_folder(aside)
-        shutil.rmtree(place, ignore_errors=True)
-        os.rename(aside, place)
-        sync_folder(self.folder)
-        sync_folder(self.folder.parent)
-        for old in self._list_newest_first()[_KEPT:]:
-            shutil.rmtree(old, ignore_errors=True)
 
     def load_latest(self) -> Checkpoint | None:
         """Return the newest undamaged checkpoint; `refused` has the reasons why newer ones were skipped."""
@@ -92,7 +105,9 @@ class Checkpoints:
         return bool(self._list_newest_first())
 
     def _list_newest_first(self) -> list[Path]:
-        return sorted(self.folder.glob("round-*"), reverse=True)
+        """Return the checkpoints by round: from round 10⁸ on, names do not sort as text."""
+        places = [place for place in self.folder.glob("round-*") if _NAME.fullmatch(place.name)]
+        return sorted(places, key=lambda place: int(place.name.removeprefix("round-")), reverse=True)
 
     def _load(self, place: Path) -> Checkpoint:
         try:
@@ -104,21 +119,29 @@ class Checkpoints:
             raise DamagedError(f"written in format {found!r}, this version reads {_FORMAT}")
         if digest != _digest(manifest):
             raise DamagedError("the manifest does not match its checksum")
-        trajectory = str(manifest["trajectory"])
+        trajectory, round_ = manifest.get("trajectory"), manifest.get("round")
+        files, run = manifest.get("files"), manifest.get("run")
+        if not isinstance(trajectory, str) or type(round_) is not int or round_ < 0 or not isinstance(run, dict) or \
+                not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
+            raise DamagedError("the manifest is not complete")
         if trajectory != self.trajectory and not self._allow_other:
             raise InputError(
                 f"{place}: this checkpoint belongs to another experiment, or to other code ({trajectory[:12]}…)"
             )
-        try:
-            files, run = dict(manifest["files"]), dict(manifest["run"])
-        except (KeyError, TypeError, ValueError):
-            raise DamagedError("the manifest is not complete") from None
         if any(Path(name).name != name for name in files):
             raise DamagedError("the manifest names files of other folders")
         blocks: dict[str, Flat] = {}
         for name, digest in files.items():
             blocks.setdefault(name.partition(".")[0], {}).update(_load_part(place / name, digest))
-        return Checkpoint(manifest["round"], list(blocks.values()), run, trajectory)
+        return Checkpoint(round_, list(blocks.values()), run, trajectory)
+
+
+def _remove(place: Path) -> None:
+    """Remove a checkpoint, or whatever is in its place; a symbolic link is removed, not what it points to."""
+    if place.is_symlink() or place.is_file():
+        place.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -99,7 +99,7 @@ def _choose_target(requested: Any, experiments: Sequence[Experiment]) -> Target:
     target = Target.parse(str(default if requested is None else requested))
     who = experiments[0].task["name"]
     is_unknown = target.metric in CLOSED_FORMS if has_data else target.is_maximized
-    if target.metric == "penalty_error" and not any("lam" in experiment.algorithm for experiment in experiments):
+    if target.metric == "penalty_error" and not any(e.parts.algorithm.penalty for e in experiments):
         who, is_unknown = ", ".join(experiment.algorithm["name"] for experiment in experiments), True
     if is_unknown:
         raise InputError(f"--target: {target} is not allowed; {who} has no {target.metric}; try {default}")

@@ -1,8 +1,9 @@
 """Define what a run returns and reports: its result, its callbacks and its summary."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.preparation import Prepared
-from dbo.platform.runs.progress import RunProgress
-from dbo.platform.runs.schema import Record, Summary, Target
+from dbo.platform.runs.progress import Evaluated, RunProgress
+from dbo.platform.runs.run_folder import build_history, read_metrics
+from dbo.platform.runs.schema import Record, Summary
+from dbo.version import find_version
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,24 +22,24 @@ if TYPE_CHECKING:
 Status = Literal["finished", "diverged", "failed"]
 
 _BLOWN_UP = 1e6      # times the first upper loss: no run that learns gets there
-# summary.json has the cost of these; that of other targets can be read off metrics.jsonl at any time.
-_TARGETS = tuple(
-    Target(metric, level)
-    for metric in ("test_accuracy", "node_accuracy_mean")
-    for level in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
     """A run that has ended."""
 
     experiment: Experiment
     status: Status
     folder: Path
-    history: "pd.DataFrame"              # a row per evaluation
+    metrics: Path = field(repr=False)    # absolute: the working folder may change before `history` is read
     state: dict[str, NDArray[Any]]       # x, y (and z): (nodes, dim)
     summary: dict[str, Any]              # the content of summary.json
+    is_new: bool = True                  # False: it had already finished, and nothing was run
+
+    @cached_property
+    def history(self) -> "pd.DataFrame":
+        """The evaluations, a row each: read from metrics.jsonl once, at the latest when they are used."""
+        return build_history(read_metrics(self.metrics))
 
 
 class RunCallback(Protocol):
@@ -58,26 +61,27 @@ class NoCallback:
 
 
 def build_summary(
-    experiment: Experiment, prepared: Prepared, progress: RunProgress, status: Status, error: str | None
+    experiment: Experiment, prepared: Prepared, progress: RunProgress, status: Status, error: str | None,
+    changes: Sequence[str] = (),
 ) -> Summary:
     """Summarize a run that has ended."""
-    records = progress.records
+    evaluated = progress.evaluated
     return Summary(
         status=status, error=error, name=experiment.name, run_key=experiment.run_key,
-        algorithm=experiment.algorithm["name"], rounds=records[-1]["round"] if records else 0,
-        final=records[-1] if records else {},
-        targets={str(target): target.find_cost(records) for target in _TARGETS},
+        algorithm=experiment.algorithm["name"], rounds=evaluated.last.get("round", 0),
+        final=evaluated.last, targets=evaluated.targets,
         recoveries=[recovery.to_dict() for recovery in progress.recoveries],
         seconds={"training": progress.training, "evaluation": progress.evaluating},
         problem=prepared.problem.describe(),
         network={key: value for key, value in prepared.network.describe().items() if key != "edges"},
-        started=progress.started, ended=datetime.now(UTC).isoformat(timespec="seconds"), version=version("dbo"),
+        started=progress.started, ended=datetime.now(UTC).isoformat(timespec="seconds"), version=find_version(),
+        changes=list(changes),
     )
 
 
-def describe_growth(records: list[Record]) -> str | None:
+def describe_growth(evaluated: Evaluated) -> str | None:
     """Return a warning if the upper loss is finite but so large that the run has blown up."""
-    losses = [record["upper_loss"] for record in records if record.get("upper_loss") is not None]
-    if not losses or not losses[-1] > _BLOWN_UP * max(1.0, losses[0]):
+    first, last = evaluated.first_loss, evaluated.last_loss
+    if first is None or last is None or not last > _BLOWN_UP * max(1.0, first):
         return None
-    return f"upper_loss went from {losses[0]:.3g} to {losses[-1]:.3g}: the run has blown up; try smaller steps"
+    return f"upper_loss went from {first:.3g} to {last:.3g}: the run has blown up; try smaller steps"

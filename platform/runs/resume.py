@@ -17,11 +17,13 @@ from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
 from dbo.platform.runs.provenance import collect_environment, describe_differences
 from dbo.platform.runs.remote import is_url
 from dbo.platform.runs.run_folder import (
+    Position,
     RunFolder,
     find_summary,
     is_locked,
+    iterate_metrics,
+    read_events,
     read_experiment,
-    read_metrics,
     read_network,
 )
 
@@ -54,10 +56,22 @@ def check_folder(
                 f"rounds: {folder} holds {rounds} rounds of this experiment, not {experiment.rounds}; "
                 f"choose another folder{advice}"
             )
+    _refuse_mixed_code("--out", folder, resume and not allow_changed_code)
     status = read_status(folder)
     if not resume and status in ("unfinished", "failed"):
         kind = "an unfinished" if status == "unfinished" else "a failed"
         raise InputError(f"--out: {folder} holds {kind} run of this experiment; --resume continues it")
+
+
+def _refuse_mixed_code(option: str, folder: RunFolder, is_strict: bool) -> None:
+    """Refuse a run that was resumed with other code or libraries: its key is that of the code it ended with."""
+    summary = find_summary(folder.path)
+    if is_strict and summary is not None and summary.changes:
+        what = " and ".join(kind.removesuffix("_changed") for kind in summary.changes)
+        raise InputError(
+            f"{option}: {folder} holds a run whose {what} changed on the way; choose another folder, or accept it with "
+            f"dbo run --allow-changed-code"
+        )
 
 
 def _has_no_results(folder: RunFolder) -> bool:
@@ -65,10 +79,10 @@ def _has_no_results(folder: RunFolder) -> bool:
 
     An experiment.yaml alone, without the network.json that a run writes before it, is a user's own file.
     """
-    never_started = folder.network.exists() and not folder.events.exists()
+    never_started = folder.network.exists() and not read_events(folder.events)       # the first may be cut off
     if not never_started and read_status(folder) != "failed":
         return False
-    return not read_metrics(folder.metrics) and not folder.checkpoints.exists()
+    return next(iterate_metrics(folder.metrics), None) is None and not folder.checkpoints.exists()
 
 
 def find_source_run(place: str | Path, experiment: Experiment, allow_changed_code: bool = False) -> RunFolder:
@@ -84,6 +98,7 @@ def find_source_run(place: str | Path, experiment: Experiment, allow_changed_cod
     if rounds is None:
         code = ", run with other code" if _find_text_rounds(folder, experiment) is not None else ""
         raise InputError(f"--from: {place} holds the run of another experiment{code}; only rounds may differ")
+    _refuse_mixed_code("--from", folder, not allow_changed_code)
     if rounds >= experiment.rounds:
         raise InputError(f"rounds: {experiment.rounds} is not allowed; must be more than the {rounds} of {place}")
     return folder
@@ -178,9 +193,17 @@ def report_other_data(folder: RunFolder) -> InputError:
 
 def missing_records(folder: RunFolder, checkpoint: Checkpoint) -> str | None:
     """Return what is wrong with the evaluations up to a checkpoint: resuming without them would lose them for good."""
-    if checkpoint.run.get("records") != folder.digest_up_to(checkpoint.round):
-        return "metrics.jsonl or nodes.jsonl has changed since it was saved"
-    return None
+    position = Position.parse(checkpoint.run)
+    if position is None:
+        is_same = checkpoint.run.get("records") == folder.digest_up_to(checkpoint.round)
+    else:
+        is_same = folder.has_position(position)
+    if is_same:
+        return None
+    for path in (folder.metrics, folder.nodes):
+        for _ in iterate_metrics(path):
+            pass                        # a damaged line is an error that names it
+    return "metrics.jsonl or nodes.jsonl has changed since it was saved"
 
 
 def _check_graph(folder: RunFolder, network: Network) -> None:
@@ -196,7 +219,10 @@ def _check_graph(folder: RunFolder, network: Network) -> None:
 def prepare_folder(
     folder: RunFolder, checkpoints: Checkpoints, experiment: Experiment, network: Network, start: StartPoint
 ) -> None:
-    """Clear stale results and write the description of the run; of a shorter run, copy records and checkpoint."""
+    """Clear stale results and write the description of the run; of a shorter run, copy records and checkpoint.
+
+    Lines after the checkpoint stay until the training loop restores it.
+    """
     checkpoint, source = start.checkpoint, start.source
     if checkpoint is None or source is not None:
         folder.clear()
@@ -215,4 +241,3 @@ def prepare_folder(
         checkpoints.save(checkpoint.round, ([block] for block in checkpoint.blocks), checkpoint.run)
     for kind, facts in start.changes.items():
         folder.log_event(kind, after_round=checkpoint.round, run_key=experiment.run_key, **facts)
-    folder.rollback(checkpoint.round)

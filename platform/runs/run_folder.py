@@ -12,26 +12,34 @@ The folder of a comparison or a sweep has a group.json, which names the run fold
 content of the files.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from dbo.platform.config.redact import redact_all
-from dbo.platform.errors import FolderLockedError, InputError
+from dbo.platform.errors import FolderLockedError, InputError, RunError
 from dbo.platform.runs import schema
-from dbo.platform.runs.atomic_io import write_atomically
+from dbo.platform.runs.atomic_io import (
+    describe_errors,
+    drop_partial_line,
+    open_without_links,
+    read_chunks,
+    remove_leftovers,
+    truncate,
+    write_atomically,
+)
 from dbo.platform.runs.remote import RemoteFolder
 from dbo.platform.runs.safetensors_io import serialize
 from dbo.platform.runs.schema import COLUMNS, Event, Group, Record, RecordedNetwork, Summary
@@ -46,6 +54,27 @@ _LOCK = ".lock"
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 10, 0.02       # seconds between two attempts to take the lock
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far evaluations are recorded: the size in bytes of metrics.jsonl and nodes.jsonl, and their digests."""
+
+    sizes: tuple[int, int]
+    digest: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        return {"records": self.digest, "sizes": list(self.sizes)}
+
+    @classmethod
+    def parse(cls, stored: Mapping[str, Any]) -> "Position | None":
+        """Read it from what a checkpoint stores; None if an older version wrote the checkpoint."""
+        sizes, digest = stored.get("sizes"), stored.get("records")
+        if not isinstance(digest, str) or not isinstance(sizes, list) or len(sizes) != 2 or \
+                any(type(size) is not int or size < 0 for size in sizes):
+            return None
+        return cls((sizes[0], sizes[1]), digest)
+
+
 class RunFolder:
     """The files of one run; one process at a time holds the folder."""
 
@@ -58,7 +87,7 @@ class RunFolder:
         self._lock: IO[bytes] | None = None
         self._created = False
         self._open: dict[Path, IO[str]] = {}
-        self._digests = self._new_digests()
+        self._counted = self._new_counts()
 
     def __str__(self) -> str:
         """Return its place as the user named it."""
@@ -86,10 +115,13 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             while self._lock is None:
                 self._lock = _open_locked(self.path / _LOCK)
+            remove_leftovers(self.path, *(file.name for file in self._list_files()))     # no other process writes them
         except BlockingIOError:
             raise FolderLockedError(f"--out: {self.path} is in use by another run") from None
         except OSError as error:
-            raise InputError(f"--out: {self.path} cannot be used as an output folder: {error.strerror}") from None
+            is_link = error.errno == errno.ELOOP and (self.path / _LOCK).is_symlink()
+            reason = f"{_LOCK} is a symbolic link; remove it" if is_link else error.strerror
+            raise InputError(f"--out: {self.path} cannot be used as an output folder: {reason}") from None
 
     def release(self) -> None:
         self._close_files()
@@ -104,12 +136,17 @@ class RunFolder:
     def clear(self) -> None:
         """Remove the files of a previous run, and only those; whatever is left after a crash can still be resumed."""
         for place in (*self.checkpoints.glob("round-*"), *self.checkpoints.glob(".round-*.new")):
+            if place.is_symlink():
+                place.unlink()
             shutil.rmtree(place, ignore_errors=True)
         with suppress(OSError):
             self.checkpoints.rmdir()       # keeps files of others in it
-        for file in (self.summary, self.state, self.nodes, self.metrics, self.events, self.experiment, self.network):
+        for file in self._list_files():
             file.unlink(missing_ok=True)
-        self._digests = self._new_digests()
+        self._counted = self._new_counts()
+
+    def _list_files(self) -> tuple[Path, ...]:
+        return self.summary, self.state, self.nodes, self.metrics, self.events, self.experiment, self.network
 
     # ---- lines -------------------------------------------------------------------------------------------------------
 
@@ -125,53 +162,84 @@ class RunFolder:
 
     def _append_line(self, path: Path, record: Record) -> None:
         line = schema.serialize_line(record)
-        if path not in self._open:
-            _drop_partial_line(path)
-            self._open[path] = open(path, "a", encoding="utf-8")    # noqa: SIM115
-        self._open[path].write(line)
-        self._open[path].flush()
-        if path in self._digests:
-            self._digests[path].update(line.encode())
+        with describe_errors(path, "an event" if path == self.events else "an evaluation"):
+            if path not in self._open:
+                drop_partial_line(path)
+                self._open[path] = open(path, "a", encoding="utf-8", opener=open_without_links)    # noqa: SIM115
+            try:
+                self._open[path].write(line)
+                self._open[path].flush()
+            except OSError:
+                with suppress(OSError):        # it tries to write the rest of the line
+                    self._open.pop(path).close()
+                raise
+        if path in self._counted:
+            self._counted[path].update(line.encode())
 
     def copy_records(self, source: "RunFolder") -> None:
         """Replace the evaluations by those of another run."""
         for mine, theirs in ((self.nodes, source.nodes), (self.metrics, source.metrics)):     # in the order of `append`
             if theirs.exists():
-                shutil.copyfile(theirs, mine)
+                with describe_errors(mine, f"a copy of {theirs}"):
+                    shutil.copyfile(theirs, mine)
 
-    def digest(self) -> str:
-        """Return the digest of all evaluations so far. A checkpoint stores it: resuming needs the same lines."""
-        return "".join(digest.hexdigest() for digest in self._digests.values())
+    def position(self) -> Position:
+        """Return how far evaluations are recorded. A checkpoint stores it: resuming needs the same lines."""
+        return _find_position(self._counted)
+
+    def has_position(self, position: Position) -> bool:
+        """Decide whether the files begin with the evaluations up to a position."""
+        return _find_position(self._count_up_to(position)) == position
 
     def digest_up_to(self, round_: int) -> str:
-        """Return the digest of the recorded lines up to a round."""
-        digests = self._new_digests()
-        for path, digest in digests.items():
-            for record in read_metrics(path):
-                if record["round"] <= round_:
-                    digest.update(schema.serialize_line(record, allow_nan=True).encode())
-        return "".join(digest.hexdigest() for digest in digests.values())
+        """Return the digest of the recorded lines up to a round: checkpoints of older versions store no position."""
+        counted = self._new_counts()
+        for path, count in counted.items():
+            for _ in _keep_lines(path, round_, count):
+                pass
+        return _find_position(counted).digest
 
-    def _new_digests(self) -> "dict[Path, _Digest]":
-        return {path: hashlib.sha256() for path in (self.metrics, self.nodes)}
+    def _new_counts(self) -> "dict[Path, _Count]":
+        return {path: _Count() for path in (self.metrics, self.nodes)}
+
+    def _count_up_to(self, position: Position) -> "dict[Path, _Count]":
+        counted = self._new_counts()
+        for (path, count), size in zip(counted.items(), position.sizes, strict=True):
+            for chunk in read_chunks(path, size):
+                count.update(chunk)
+        return counted
 
     def sync(self) -> None:
         """Flush to the disk: lines written so far survive a power cut too."""
-        for file in self._open.values():
-            os.fsync(file.fileno())
+        for path, file in self._open.items():
+            with describe_errors(path, "evaluations and events"):
+                os.fsync(file.fileno())
 
-    def rollback(self, round_: int) -> None:
-        """Drop lines after `round_`, and a last line that was cut off."""
-        self._close_files()       # the files are replaced: lines written to open ones would be lost
-        self._digests = self._new_digests()
-        for path in (self.nodes, self.metrics):
-            records = [record for record in read_metrics(path) if record["round"] <= round_]
-            kept = [schema.serialize_line(record, allow_nan=True) for record in records]
-            self._digests[path].update("".join(kept).encode())
-            if kept or path is self.metrics:
-                write_atomically(path, "".join(kept))
-            else:
-                path.unlink(missing_ok=True)
+    def rollback(self, round_: int, position: Position | None = None) -> None:
+        """Drop lines after `round_`, and a last line that was cut off.
+
+        `position` is that of the evaluations up to the round. With it, files are truncated instead of parsed; other
+        lines than those recorded raise RunError.
+        """
+        self._close_files()       # the files may be replaced: lines written to open ones would be lost
+        if round_ < 0:
+            position = _find_position(self._new_counts())
+        if position is None:
+            self._counted = self._new_counts()
+            for path in (self.nodes, self.metrics):
+                write_atomically(path, _keep_lines(path, round_, self._counted[path]), "evaluations")
+        else:
+            counted = self._count_up_to(position)
+            if _find_position(counted) != position:
+                raise RunError(f"{self.metrics} or {self.nodes.name} has changed since the checkpoint was saved")
+            self._counted = counted
+            for path in (self.nodes, self.metrics):
+                if counted[path].size:
+                    truncate(path, counted[path].size)
+                elif path == self.metrics:
+                    write_atomically(path, b"", "evaluations")
+        if not self._counted[self.nodes].size:
+            self.nodes.unlink(missing_ok=True)
 
     def _close_files(self) -> None:
         for file in self._open.values():
@@ -186,32 +254,49 @@ class RunFolder:
             self._remote.push()
 
     def write_experiment(self, experiment: Mapping[str, Any]) -> None:
-        write_atomically(self.experiment, schema.serialize_experiment(experiment))
+        write_atomically(self.experiment, schema.serialize_experiment(experiment), "the experiment")
 
     def write_network(self, network: Mapping[str, Any]) -> None:
-        write_atomically(self.network, schema.serialize_network(network))
+        write_atomically(self.network, schema.serialize_network(network), "the graph")
 
     def write_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        write_atomically(self.state, serialize(state))
+        write_atomically(self.state, serialize(state), "the final state")
 
     def write_summary(self, summary: Summary) -> None:
-        write_atomically(self.summary, schema.serialize_summary(summary))
+        write_atomically(self.summary, schema.serialize_summary(summary), "the summary")
 
 
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-    def hexdigest(self) -> str: ...
+class _Count:
+    """The running size and digest of a file."""
+
+    def __init__(self) -> None:
+        self.size, self._digest = 0, hashlib.sha256()
+
+    def update(self, data: bytes) -> None:
+        self.size += len(data)
+        self._digest.update(data)
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
 
 
-def _drop_partial_line(path: Path) -> None:
-    """Drop a last line without its end: text appended to it would damage the file for good."""
-    if path.exists() and (data := path.read_bytes()) and not data.endswith(b"\n"):
-        write_atomically(path, data[: data.rfind(b"\n") + 1])
+def _find_position(counted: "Mapping[Path, _Count]") -> Position:
+    metrics, nodes = counted.values()
+    return Position((metrics.size, nodes.size), metrics.hexdigest() + nodes.hexdigest())
+
+
+def _keep_lines(path: Path, round_: int, count: _Count) -> Iterator[bytes]:
+    """Yield and count the lines up to a round."""
+    for record in iterate_metrics(path):
+        if record["round"] <= round_:
+            line = schema.serialize_line(record, allow_nan=True).encode()
+            count.update(line)
+            yield line
 
 
 def _open_locked(path: Path) -> IO[bytes] | None:
     """Open and lock the lock file; None if its previous owner has removed it: nobody would see the lock then."""
-    file = open(path, "wb")    # noqa: SIM115 - held as long as the run
+    file = open(path, "ab", opener=open_without_links)    # noqa: SIM115 - held as long as the run
     try:
         _lock_exclusively(file)
     except OSError:
@@ -235,7 +320,7 @@ def _lock_exclusively(file: IO[bytes]) -> None:
 def is_locked(folder: Path) -> bool:
     """Decide whether a process holds a run folder. A lock file alone may be left over from a crash."""
     try:
-        with open(folder / _LOCK, "rb") as lock:
+        with open(folder / _LOCK, "rb", opener=open_without_links) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -249,37 +334,44 @@ def is_locked(folder: Path) -> bool:
 
 def read_metrics(path: Path) -> list[Record]:
     """Read the complete lines of metrics.jsonl or nodes.jsonl, ordered by round."""
-    records = _read_lines(path, schema.parse_record)
-    for number, (before, record) in enumerate(pairwise(records), 2):
-        if record["round"] <= before["round"]:
+    return list(iterate_metrics(path))
+
+
+def iterate_metrics(path: Path) -> Iterator[Record]:
+    """Yield what `read_metrics` returns, one line in memory at a time."""
+    before: int | None = None
+    for number, record in enumerate(_iterate_lines(path, schema.parse_record), 1):
+        if before is not None and record["round"] <= before:
             raise InputError(
-                f"{path}: line {number} is damaged: round {record['round']} after round {before['round']}; "
-                f"rounds must increase"
-            )
-    return records
+                f"{path}: line {number} is damaged: round {record['round']} after round {before}; rounds must increase")
+        before = record["round"]
+        yield record
 
 
 def read_events(path: Path) -> list[Event]:
     """Read the complete lines of events.jsonl."""
-    return _read_lines(path, schema.parse_event)
+    return list(_iterate_lines(path, schema.parse_event))
 
 
-def _read_lines(path: Path, parse: Callable[[str], T]) -> list[T]:
+def _iterate_lines(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
+    for number, line in enumerate(_iterate_text(path), 1):
+        try:
+            parsed = parse(line)
+        except ValueError as error:
+            if not line.endswith("\n"):
+                return       # the process died while it wrote this line, which is the last one
+            raise InputError(f"{path}: line {number} is damaged: {error}") from None
+        yield parsed
+
+
+def _iterate_text(path: Path) -> Iterator[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        with open(path, encoding="utf-8") as file:
+            yield from file
     except FileNotFoundError:
-        return []
+        return
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    parsed = []
-    for number, line in enumerate(lines, 1):
-        try:
-            parsed.append(parse(line))
-        except ValueError as error:
-            if number == len(lines) and not line.endswith("\n"):
-                break       # the process died while it wrote this line
-            raise InputError(f"{path}: line {number} is damaged: {error}") from None
-    return parsed
 
 
 def has_started_since(folder: Path, when: float) -> bool:
@@ -356,7 +448,7 @@ def write_group(folder: Path, group: Group) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out: {folder} cannot be used as an output folder: {error.strerror}") from None
-    write_atomically(folder / GROUP_FILE, schema.serialize_group(group))
+    write_atomically(folder / GROUP_FILE, schema.serialize_group(group), "the list of runs")
 
 
 def _read_file(path: Path, parse: Callable[[bytes], T]) -> T | None:
@@ -391,12 +483,17 @@ class RecordedRun:
 
 def read_run(folder: Path) -> RecordedRun:
     """Read the folder of a run that has ended."""
+    summary, state = read_end(folder)
+    return RecordedRun(folder, summary, build_history(read_metrics(RunFolder(folder).metrics)), state)
+
+
+def read_end(folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Read the content of summary.json and the final state of a run that has ended, without its history."""
     files = RunFolder(folder)
     summary = _read_file(files.summary, schema.parse_object)
     if summary is None:
         raise InputError(f"{folder}: not the folder of a finished run (no summary.json)")
     try:
-        state = load_file(files.state) if files.state.exists() else {}
+        return summary, load_file(files.state) if files.state.exists() else {}
     except (OSError, SafetensorError) as error:
         raise InputError(f"{files.state}: cannot be read: {error}") from None
-    return RecordedRun(folder, summary, build_history(read_metrics(files.metrics)), state)

@@ -1,9 +1,8 @@
 """Run an experiment: prepare, start the engine, train, and record how it ended."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,15 @@ from dbo.platform.runs.resume import (
     read_status,
     report_other_data,
 )
-from dbo.platform.runs.run_folder import RunFolder, build_history, read_run, read_summary
+from dbo.platform.runs.run_folder import RunFolder, read_end, read_events, read_summary
 from dbo.platform.runs.training import TrainingLoop
+from dbo.version import find_version
 
 __all__ = [
     "Prepared", "Result", "RunCallback", "default_folder", "local_folder", "prepare", "publish_additions", "run",
 ]
+
+_MAX_LOADED = 32 << 20      # bytes of metrics.jsonl that a result loads at once; longer histories are read when used
 
 
 def run(
@@ -65,7 +67,7 @@ def run(
             remote.pull()
         resume = resume or start_from is not None
         check_folder(folder, experiment, resume, can_extend=remote is None, allow_changed_code=allow_changed_code)
-        if resume and read_status(folder) == "finished":
+        if resume and read_status(folder) in ("finished", "diverged"):      # which it would again
             return _return_recorded(folder, experiment, prepared, callback)
         checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key, allow_other=allow_changed_code)
         source = None
@@ -75,19 +77,23 @@ def run(
         if resume:
             start = find_start_point(
                 folder, experiment, prepared.network, prepared.data_digest, source, allow_changed_code)
-        return _Execution(experiment, prepared, folder, checkpoints, callback, resume, start).run()
+        result = _Execution(experiment, prepared, folder, checkpoints, callback, resume, start).run()
+        if result.metrics.exists() and result.metrics.stat().st_size <= _MAX_LOADED:
+            _ = result.history           # callers may remove the folder of a short run before they use it
+        return result
     finally:
         folder.release()
 
 
 def _return_recorded(folder: RunFolder, experiment: Experiment, prepared: Prepared, callback: RunCallback) -> Result:
-    """Return a run that has already finished."""
+    """Return a run that has already finished, or diverged."""
     summary = read_summary(folder.path)
     if summary is None or summary.data_digest != prepared.data_digest:
         raise report_other_data(folder)
-    callback.on_notice(f"{experiment.algorithm['name']}: already finished, nothing to do")
-    recorded = read_run(folder.path)
-    return Result(experiment, "finished", folder.path, recorded.history, recorded.state, recorded.summary)
+    status: Status = "diverged" if summary.status == "diverged" else "finished"
+    callback.on_notice(f"{experiment.algorithm['name']}: already {status}, nothing to do")
+    recorded, state = read_end(folder.path)
+    return Result(experiment, status, folder.path, folder.metrics.absolute(), state, recorded, is_new=False)
 
 
 @contextmanager
@@ -164,7 +170,7 @@ class _Execution:
                     f"resumed after round {done}" if done else "no checkpoint found: starting from round 0")
             self.folder.log_event(
                 "started", after_round=done, rounds=self.experiment.rounds, run_key=self.experiment.run_key,
-                version=version("dbo"), **collect_provenance(), environment=collect_environment(),
+                version=find_version(), **collect_provenance(), environment=collect_environment(),
             )
             has_started = True
             self.callback.on_start(self.experiment, done)
@@ -172,8 +178,16 @@ class _Execution:
             return self._end(loop.progress, outcome.status, outcome.error, outcome.state)
         except Exception as error:
             if has_started or not isinstance(error, InputError):
-                self._end(loop.progress, "failed", format_failure(error))
+                with suppress(OSError):          # a full disk refuses this too: the first error is the one to report
+                    self._end(loop.progress, "failed", format_failure(error))
             raise
+
+    def _find_changes(self) -> list[str]:
+        """Return which changes the run was resumed in spite of, this time or before."""
+        kinds = set(self.start.changes)
+        with suppress(InputError):                  # a damaged line must not keep the run from ending
+            kinds |= {event.kind for event in read_events(self.folder.events)}
+        return sorted(kinds & {"code_changed", "environment_changed"})
 
     def _prepare_folder(self, start: StartPoint) -> None:
         prepare_folder(self.folder, self.checkpoints, self.experiment, self.prepared.network, start)
@@ -182,16 +196,16 @@ class _Execution:
         self, progress: RunProgress, status: Status, error: str | None, state: dict[str, NDArray[Any]] | None = None
     ) -> Result:
         """Record how the run ended."""
-        if status == "finished" and (warning := describe_growth(progress.records)):
+        if status == "finished" and (warning := describe_growth(progress.evaluated)):
             self.callback.on_notice(warning)
-        summary = build_summary(self.experiment, self.prepared, progress, status, error)
+        summary = build_summary(self.experiment, self.prepared, progress, status, error, self._find_changes())
         self.folder.sync()
         if status == "finished":
             self.folder.write_state(state or {})
         self.folder.write_summary(summary)
         self.folder.log_event("ended", status=status, **({"error": error} if error else {}))
         self.folder.publish()
-        history = build_history(progress.records)
-        result = Result(self.experiment, status, self.folder.path, history, state or {}, summary.to_dict())
+        result = Result(
+            self.experiment, status, self.folder.path, self.folder.metrics.absolute(), state or {}, summary.to_dict())
         self.callback.on_end(result)
         return result

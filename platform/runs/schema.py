@@ -223,6 +223,7 @@ class Summary:
     ended: str | None = None
     version: str | None = None
     error: str | None = None
+    changes: list[str] = field(default_factory=list)     # code_changed, environment_changed: resumed in spite of them
 
     @property
     def data_digest(self) -> str | None:
@@ -232,8 +233,9 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of summary.json, without credentials."""
         data = asdict(self)
-        error = data.pop("error")
+        error, changes = data.pop("error"), data.pop("changes")
         ordered = {"status": data.pop("status"), **({"error": error} if error else {}), **data}
+        ordered |= {"changes": changes} if changes else {}
         plain: dict[str, Any] = redact_all({key: value for key, value in ordered.items() if value is not None})
         return plain
 
@@ -251,6 +253,7 @@ def parse_summary(text: str | bytes) -> Summary:
         problem=_mapping(data.get("problem")) or None, network=_mapping(data.get("network")) or None,
         started=_text(data.get("started")) or None, ended=_text(data.get("ended")) or None,
         version=_text(data.get("version")) or None, error=_text(data.get("error")) or None,
+        changes=[kind for kind in _sequence(data.get("changes")) if isinstance(kind, str)],
     )
 
 

@@ -55,14 +55,19 @@ def mean_interval(rows: Floats) -> tuple[Floats, Floats]:
     """Return the ends of the interval of the mean over the rows, in every column; needs at least two rows."""
     weights, probabilities = _resample(len(rows))
     means = rows.T @ weights
-    order = np.argsort(means, axis=1)
-    cumulative = np.cumsum(probabilities[order], axis=1)
-    ends = []
-    for level in ((1 - LEVEL) / 2, (1 + LEVEL) / 2):
-        first = np.argmax(cumulative >= level - _ROUNDING, axis=1)[:, None]
-        end = np.take_along_axis(means, np.take_along_axis(order, first, axis=1), axis=1)[:, 0]
-        ends.append(np.clip(end, rows.min(axis=0), rows.max(axis=0)))       # rounding may have left the range
-    return ends[0], ends[1]
+    levels = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+    if len(rows) > _MAX_EXACT:      # resamples are equally likely: no need to sort all of them
+        positions = [math.ceil(level * _RESAMPLES - _ROUNDING) - 1 for level in levels]
+        means.partition(positions, axis=1)
+        low, high = means[:, positions[0]], means[:, positions[1]]
+    else:
+        order = np.argsort(means, axis=1)
+        cumulative = np.cumsum(probabilities[order], axis=1)
+        firsts = (np.argmax(cumulative >= level - _ROUNDING, axis=1)[:, None] for level in levels)
+        low, high = (
+            np.take_along_axis(means, np.take_along_axis(order, first, axis=1), axis=1)[:, 0] for first in firsts)
+    least, most = rows.min(axis=0), rows.max(axis=0)
+    return np.clip(low, least, most), np.clip(high, least, most)       # rounding may have left the range
 
 
 @cache

@@ -15,7 +15,7 @@ from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
 from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.recovery import Fail, decide
 from dbo.platform.runs.result import RunCallback
-from dbo.platform.runs.run_folder import RunFolder, read_metrics
+from dbo.platform.runs.run_folder import Position, RunFolder, iterate_metrics
 from dbo.platform.runs.schema import Recovery
 from dbo.tasks.api import Problem
 
@@ -92,7 +92,7 @@ class TrainingLoop:
         self._check_finite(round_, first_nonfinite_metric(measured))
         record = {"round": round_, "seconds": self.progress.training, **measured, "timestamp": time.time()}
         self.folder.append(record, {"round": round_, **nodes})
-        self.progress.records.append(record)
+        self.progress.evaluated.add(record)
         self.callback.on_evaluation(record)
         self.engine.export_metrics({**record, "rounds": self.experiment.rounds, "nodes": nodes})
         self.progress.evaluating += time.perf_counter() - start
@@ -103,19 +103,20 @@ class TrainingLoop:
 
     def _save(self, round_: int) -> None:
         self.folder.sync()
-        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.digest())
+        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.position())
         self.checkpoints.save(round_, self.engine.snapshot(), stored)
         self.folder.publish()
 
     def _restore_progress(self, checkpoint: Checkpoint | None) -> int:
-        self.folder.rollback(checkpoint.round if checkpoint else -1)
-        self.progress.restore(checkpoint.run if checkpoint else {}, read_metrics(self.folder.metrics))
+        stored = checkpoint.run if checkpoint else {}
+        self.folder.rollback(checkpoint.round if checkpoint else -1, Position.parse(stored))
+        self.progress.restore(stored, iterate_metrics(self.folder.metrics))
         return checkpoint.round if checkpoint else 0
 
     def _recover(self, error: BlocksLost) -> int:
         """Replace lost blocks and roll all blocks back; the rounds since are replayed and give the same bits."""
         start, progress = time.perf_counter(), self.progress
-        after_round = progress.records[-1]["round"] if progress.records else 0
+        after_round = progress.evaluated.last.get("round", 0)
         while True:
             decision = decide(error, progress.recoveries, self.experiment.parts.engine)
             if isinstance(decision, Fail):

@@ -180,6 +180,8 @@ def read_run_ending(folder: Path) -> Ending | None:
         return None
     status, digest = summary.status or "failed", summary.data_digest or ""
     tags = {"dbo.status": status, "dbo.error": (summary.error or "")[:MAX_TAG], "dbo.data_digest": digest}
+    if summary.changes:
+        tags["dbo.changes"] = ", ".join(summary.changes)
     ended = [event.timestamp for event in read_events(RunFolder(folder).events) if event.kind == "ended"]
     return Ending(
         "FINISHED" if status == "finished" else "FAILED", tags, int(1000 * ended[-1]) if ended else None,

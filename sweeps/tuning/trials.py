@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
+from dbo.platform.runs.atomic_io import append_durably
 from dbo.platform.runs.runner import Prepared, Result, prepare, run
 from dbo.sweeps.tuning.plan import StepSizes, StepSizeSearch
 
@@ -77,13 +78,12 @@ class TrialRunner:
             return
         lines = self.log.read_text(encoding="utf-8").splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
+            if not line.endswith("\n"):
+                break              # interrupted while writing it; the next line replaces it
             try:
                 entry = json.loads(line)
                 self._known[TrialKey(**entry["trial"]).text] = TrialResult(**entry["outcome"])
             except (ValueError, TypeError, KeyError) as error:
-                if number == len(lines) and not line.endswith("\n"):
-                    self.log.write_text("".join(lines[:-1]), encoding="utf-8")     # interrupted while writing it
-                    break
                 raise InputError(f"{self.log}: line {number} is damaged: {error}") from None
 
     def run(
@@ -100,8 +100,8 @@ class TrialRunner:
             self.ran += 1
             if self.log is not None:
                 self.log.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.log, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"trial": asdict(trial), "outcome": asdict(found)}, allow_nan=False) + "\n")
+                line = json.dumps({"trial": asdict(trial), "outcome": asdict(found)}, allow_nan=False) + "\n"
+                append_durably(self.log.resolve(), line, "a trial")       # the user may have chosen a link
         return found
 
     def _run(self, search: StepSizeSearch, trial: TrialKey, graph: int) -> TrialResult:

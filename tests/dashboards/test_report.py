@@ -175,3 +175,16 @@ def test_outputs_beside_the_results_of_each_command(copy: Copy) -> None:
     outputs.write_beside_results("compare", comparison)
     assert {picture.parent.name for picture in comparison.rglob("topology.png")} == {
         comparison.name, *(place.parent.name for place in comparison.glob("*/network.json"))}
+
+
+@pytest.mark.parametrize("name", [".report.html.new", "report.html"])
+def test_planted_link_is_not_written_through(recorded: Path, tmp_path: Path, name: str) -> None:
+    """Whoever may write into the folder cannot choose another file for the page; no temporary file is left."""
+    foreign, folder = tmp_path / "foreign", tmp_path / "r"
+    foreign.write_text("mine")
+    folder.mkdir()
+    (folder / name).symlink_to(foreign)
+    report.write_page(load_runs([recorded / "quadratic"]), folder / "report.html")
+    assert foreign.read_text() == "mine"
+    assert not (folder / "report.html").is_symlink()
+    assert {path.name for path in folder.iterdir()} == {name, "report.html"}

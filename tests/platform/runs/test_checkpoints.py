@@ -1,5 +1,6 @@
 """Checkpoints: loading returns exactly what was saved, or an older undamaged one, or a clear error."""
 
+import errno
 import json
 import os
 import pickle
@@ -91,6 +92,43 @@ def test_only_the_last_two_are_kept(saved: Checkpoints) -> None:
     assert sorted(os.listdir(saved.folder)) == ["round-00000030", "round-00000040"]
 
 
+def test_rounds_of_nine_digits_are_newer(tmp_path: Path) -> None:
+    """Names are sorted as numbers: the newest is kept and loaded."""
+    made = Checkpoints(tmp_path / "c", "key")
+    rounds = (99_999_998, 99_999_999, 100_000_000)
+    for round_ in rounds:
+        save(made, checkpoint(round_))
+    assert_same(made.load_latest(), checkpoint(rounds[-1]))
+    assert sorted(os.listdir(made.folder)) == ["round-100000000", "round-99999999"]
+
+
+@pytest.mark.parametrize("name", [".round-00000030.new", "round-00000030", ".round-00000030.0123456789abcdef.new"])
+def test_planted_link_is_replaced(saved: Checkpoints, tmp_path: Path, name: str) -> None:
+    """What it points to stays as it is."""
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "manifest.json").write_text("mine")
+    (saved.folder / name).symlink_to(tmp_path / "foreign")
+    save(saved, checkpoint(30))
+    assert_same(saved.load_latest(), checkpoint(30))
+    assert not (saved.folder / "round-00000030").is_symlink()
+    assert os.listdir(tmp_path / "foreign") == ["manifest.json"]
+    assert (tmp_path / "foreign" / "manifest.json").read_text() == "mine"
+
+
+def test_full_disk_names_the_checkpoint(saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its round; nothing is left of it, and the previous one is kept."""
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="writing the checkpoint of round 30") as caught:
+            save(saved, checkpoint(30))
+    assert caught.value.filename == str(saved.folder / "round-00000030")
+    assert sorted(os.listdir(saved.folder)) == ["round-00000010", "round-00000020"]
+    assert_same(saved.load_latest(), checkpoint(20))
+
+
 def test_saving_a_round_again_replaces_it(saved: Checkpoints) -> None:
     """A replay saves the same round again."""
     save(saved, checkpoint(20, blocks=3))
@@ -128,6 +166,14 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "manifest that is a number": lambda p: (p / "manifest.json").write_text("3"),
     "binary manifest": lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"),
     "manifest without files": lambda p: (p / "manifest.json").write_text('{"format": 2, "trajectory": "key"}'),
+    "manifest without a trajectory": lambda p: _resign(p, "trajectory"),
+    "trajectory that is a number": lambda p: _resign(p, trajectory=3),
+    "manifest without a round": lambda p: _resign(p, "round"),
+    "round that is a text": lambda p: _resign(p, round="20"),
+    "round below zero": lambda p: _resign(p, round=-1),
+    "run that is a list": lambda p: _resign(p, run=[["training", 1]]),
+    "files that are a list": lambda p: _resign(p, files=["block-000.safetensors"]),
+    "digest that is a number": lambda p: _resign(p, files={"block-000.safetensors": 3}),
     "older format": lambda p: _rewrite(p, format=0),
     "newer format": lambda p: _rewrite(p, format=99),
     "another round in the manifest": lambda p: _rewrite(p, round=21),
@@ -140,6 +186,13 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 def _rewrite(place: Path, **changes: Any) -> None:
     manifest = json.loads((place / "manifest.json").read_text())
     (place / "manifest.json").write_text(json.dumps(manifest | changes))
+
+
+def _resign(place: Path, *without: str, **changes: Any) -> None:
+    """Change the manifest and give it a matching checksum."""
+    manifest = json.loads((place / "manifest.json").read_text()) | changes
+    manifest = {key: value for key, value in manifest.items() if key not in ("sha256", *without)}
+    (place / "manifest.json").write_text(json.dumps(manifest | {"sha256": module._digest(manifest)}))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

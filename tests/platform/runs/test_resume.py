@@ -1,6 +1,7 @@
 """Resume and extend runs: the results are bit-identical to a run without interruption, and nothing is lost."""
 
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.runs import progress, runner
+from dbo.platform.runs import progress, runner, schema
 from dbo.platform.runs import resume as resume_module
 from dbo.platform.runs.checkpoints import Checkpoints
 from dbo.platform.runs.preparation import Prepared
@@ -324,12 +325,15 @@ def test_experiment_file_of_a_user_is_kept(tiny: Tiny, tmp_path: Path) -> None:
     assert "# mine" in (tmp_path / "experiment.yaml").read_text()
 
 
-def test_folder_without_any_event_is_reused(tiny: Tiny, tmp_path: Path) -> None:
-    """The process died between the first files and the first event."""
+@pytest.mark.parametrize("event", ["", '{"timestamp": 1, "ki'])
+def test_folder_without_any_event_is_reused(tiny: Tiny, tmp_path: Path, event: str) -> None:
+    """The process died between the first files and the first event, or the disk was full then."""
     run(tiny(seed=1), tmp_path / "other")
     (tmp_path / "r").mkdir()
     for file in ("network.json", "experiment.yaml"):
         shutil.copyfile(tmp_path / "other" / file, tmp_path / "r" / file)
+    if event:
+        (tmp_path / "r" / "events.jsonl").write_text(event)
     assert run(tiny(), tmp_path / "r").status == "finished"
 
 
@@ -500,7 +504,24 @@ def test_changed_code_is_resumed_only_if_allowed(
     assert any("the code has changed" in text for text in notices.texts)
     assert RunFolder(b).run_key() == new.run_key
     assert list(read_run(b).history["round"]) == list(range(7))
-    assert run(new, b, resume=True).status == "finished"         # from now on it is a run of the new code
+    assert read_run(b).summary["changes"] == ["code_changed"]
+    with pytest.raises(InputError, match="holds a run whose code changed on the way"):
+        run(new, b, resume=True)                # it is neither a run of the old code nor one of the new
+    with pytest.raises(InputError, match=r"--from: .* holds a run whose code changed on the way"):
+        run(build(9), tmp_path / "c", start_from=b)
+    assert run(new, b, resume=True, allow_changed_code=True).status == "finished"
+
+
+def test_diverged_run_is_not_repeated(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would diverge again; another environment, which it cannot be resumed in, does not matter."""
+    experiment = tiny(algorithm={"name": "c2dfb", "eta_in": 1e30, "eta_out": 1e30}, rounds=50)
+    assert run(experiment, tmp_path / "r").status == "diverged"
+    before = files(tmp_path / "r")
+    monkeypatch.setattr(resume_module, "collect_environment", lambda: {"numpy": "another"})
+    again = run(experiment, tmp_path / "r", resume=True)
+    assert again.status == "diverged"
+    assert "not finite" in again.summary["error"]
+    assert files(tmp_path / "r") == before
 
 
 def test_changed_code_is_resumed_twice(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,3 +577,114 @@ def test_changed_code_is_allowed_on_the_command_line(
     assert "--allow-changed-code" in done.err
     assert dbo(*command, "--allow-changed-code").code == 0
     assert events(tmp_path / "r", "environment_changed")[0].differences == difference
+
+
+# ---- long histories --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the lines of evaluations that are parsed."""
+    lines: list[str] = []
+    parse = schema.parse_record
+
+    def recording(line: str) -> dict[str, Any]:
+        lines.append(line)
+        return parse(line)
+
+    monkeypatch.setattr(schema, "parse_record", recording)
+    return lines
+
+
+def test_finished_run_is_returned_without_its_history(tiny: Tiny, tmp_path: Path, parsed: list[str]) -> None:
+    """The evaluations are read when they are used, from the same folder wherever the process is by then."""
+    straight = run(tiny(), tmp_path / "r")
+    parsed.clear()
+    again = run(tiny(), tmp_path / "r", resume=True)
+    assert (again.status, again.is_new, again.summary["final"]["round"]) == ("finished", False, 6)
+    assert parsed == []
+    pd.testing.assert_frame_equal(again.history, straight.history, check_exact=True)
+    assert len(parsed) == 7
+    assert again.history is again.history
+
+
+@pytest.mark.parametrize("version", ["position", "older"])
+def test_resume_parses_no_line_with_a_position(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parsed: list[str], version: str
+) -> None:
+    """A checkpoint without sizes is resumed as before; both give the bits and the summary of a straight run."""
+    straight = run(tiny(checkpoint_every=2), tmp_path / "straight")
+    with interrupt(monkeypatch, in_round=6):
+        run(tiny(checkpoint_every=2), tmp_path / "r")
+    with open(tmp_path / "r" / "metrics.jsonl", "a") as file:
+        file.write('{"round": 6, "upp')
+    if version == "older":
+        checkpoints = Checkpoints(tmp_path / "r" / "checkpoints", tiny(checkpoint_every=2).trajectory_key)
+        newest = checkpoints.load_latest()
+        assert newest is not None
+        stored = {key: value for key, value in newest.run.items() if key not in ("sizes", "evaluated")}
+        checkpoints.save(newest.round, ([block] for block in newest.blocks), stored)
+    monkeypatch.setattr(runner, "_MAX_LOADED", 0)
+    parsed.clear()
+    resumed = run(tiny(checkpoint_every=2), tmp_path / "r", resume=True)
+    assert bool(parsed) == (version == "older")
+    assert_same_state(tmp_path / "straight", tmp_path / "r")
+    pd.testing.assert_frame_equal(metrics(tmp_path / "r"), metrics(tmp_path / "straight"), check_exact=True)
+
+    def drop_clocks(record: dict[str, Any] | None) -> dict[str, Any]:
+        return {key: value for key, value in (record or {}).items() if key not in CLOCKS}
+
+    assert drop_clocks(resumed.summary["final"]) == drop_clocks(straight.summary["final"])
+    assert {key: drop_clocks(cost) for key, cost in resumed.summary["targets"].items()} == \
+        {key: drop_clocks(cost) for key, cost in straight.summary["targets"].items()}
+
+
+def test_rollback_needs_constant_memory(tmp_path: Path) -> None:
+    """Files are hashed in chunks: 30 MB of evaluations are never in memory as a whole."""
+    folder = RunFolder(tmp_path / "r")
+    folder.acquire()
+    for round_ in range(30):
+        folder.append({"round": round_, "text": "x" * 1_000_000})
+    position = folder.position()
+    tracemalloc.start()
+    assert folder.has_position(position)
+    folder.rollback(29, position)
+    folder.append({"round": 30})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    folder.release()
+    assert peak < 5_000_000
+
+
+def test_history_of_a_short_run_survives_its_folder(tiny: Tiny, tmp_path: Path) -> None:
+    """A caller may run in a temporary folder and use the result later."""
+    result = run(tiny(), tmp_path / "r")
+    shutil.rmtree(tmp_path / "r")
+    assert list(result.history["round"]) == list(range(7))
+
+
+def test_changed_lines_are_not_resumed(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is skipped with a notice, and the run starts from round 0."""
+    with interrupt(monkeypatch, in_round=6):
+        run(tiny(checkpoint_every=2), tmp_path / "r")
+    change_a_number(tmp_path / "r")
+    notices = Notices()
+    run(tiny(checkpoint_every=2), tmp_path / "r", resume=True, callback=notices)
+    assert any("metrics.jsonl or nodes.jsonl has changed" in text for text in notices.texts)
+    assert read_events(tmp_path / "r" / "events.jsonl")[0].after_round == 0
+
+
+def test_first_error_is_reported_when_the_disk_is_full(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The summary cannot be written either: its error must not replace the one that ended the run."""
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device (writing the checkpoint)", "checkpoint")
+
+    def fail_too(*_: Any) -> None:
+        raise OSError(28, "No space left on device (writing the summary)", "summary")
+
+    monkeypatch.setattr(Checkpoints, "save", fail)
+    monkeypatch.setattr(RunFolder, "write_summary", fail_too)
+    with pytest.raises(OSError, match="writing the checkpoint"):
+        run(tiny(), tmp_path / "r")

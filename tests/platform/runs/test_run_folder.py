@@ -1,7 +1,9 @@
 """The run folder: durable lines, rollback, and one process at a time."""
 
 import fcntl
+import hashlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, RunError
+from dbo.platform.runs import run_folder
 from dbo.platform.runs.run_folder import (
+    Position,
     RunFolder,
     build_history,
     is_locked,
@@ -129,6 +133,64 @@ def test_rollback_keeps_numbers_bit_identical(folder: RunFolder) -> None:
     assert read_metrics(folder.metrics)[-1]["values"] == values
 
 
+def test_rollback_to_a_position_parses_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are truncated, also inside a line, and appending continues with the same digest."""
+    before, text = folder.position(), folder.metrics.read_bytes()
+    folder.append(line(4), {"round": 4})
+    after = folder.position()
+    with open(folder.metrics, "a") as file:
+        file.write('{"round": 5, "up')
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "iterate_metrics", None)
+        folder.rollback(3, before)
+    assert folder.metrics.read_bytes() == text
+    assert not folder.nodes.exists()
+    assert folder.position() == before
+    folder.append(line(4), {"round": 4})
+    assert folder.position() == after
+    assert after.digest == folder.digest_up_to(4)
+
+
+def test_position_is_the_digest_of_the_bytes(folder: RunFolder) -> None:
+    """It survives a checkpoint; one of an older version has no sizes."""
+    position, data = folder.position(), folder.metrics.read_bytes()
+    assert position.sizes == (len(data), 0)
+    assert position.digest == hashlib.sha256(data).hexdigest() + hashlib.sha256().hexdigest()
+    assert Position.parse(position.to_dict()) == position
+    assert Position.parse({"records": position.digest}) is None
+    for sizes in (None, 3, [1], [1, -1], [1, "2"], [True, 1]):
+        assert Position.parse({"records": position.digest, "sizes": sizes}) is None
+
+
+@pytest.mark.parametrize("change", ["number", "shorter", "missing"])
+def test_rollback_to_other_lines_is_refused(folder: RunFolder, change: str) -> None:
+    """A run never continues from other lines than those it recorded; the file stays as it is."""
+    position, data = folder.position(), folder.metrics.read_bytes()
+    changed = {"number": data.replace(b"1.0", b"2.0"), "shorter": data[:-1], "missing": None}[change]
+    folder.metrics.unlink()
+    if changed is not None:
+        folder.metrics.write_bytes(changed)
+    with pytest.raises(RunError, match=r"metrics\.jsonl or nodes\.jsonl has changed"):
+        folder.rollback(3, position)
+    assert (folder.metrics.read_bytes() if folder.metrics.exists() else None) == changed
+
+
+def test_line_that_cannot_be_written_names_the_file(folder: RunFolder) -> None:
+    """The system does not; the next process drops the half line."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (folder.metrics.stat().st_size + 5, limit[1]))
+    try:
+        with pytest.raises(OSError, match="writing an evaluation") as caught:
+            folder.append(line(4))
+        folder.release()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.filename == str(folder.metrics)
+    assert len(read_metrics(folder.metrics)) == 4
+    folder.append(line(4))
+    assert len(read_metrics(folder.metrics)) == 5
+
+
 def test_history_has_the_task_s_own_columns() -> None:
     """The table has the public columns, and the task's own before the timestamp."""
     table = build_history([{**dict.fromkeys(COLUMNS, 1.0), "solution_error": 0.5}])
@@ -229,6 +291,40 @@ def test_killed_process_releases_its_lock(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "r")
     folder.acquire()
     folder.release()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_lock_that_is_a_link_is_refused(tmp_path: Path, exists: bool) -> None:
+    """In one line; the foreign file is neither truncated nor created."""
+    foreign = tmp_path / "foreign"
+    if exists:
+        foreign.write_text("mine")
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / ".lock").symlink_to(foreign)
+    with pytest.raises(InputError, match=r"^--out: .*r cannot be used as an output folder: \.lock is a symbolic link"):
+        RunFolder(tmp_path / "r").acquire()
+    assert (foreign.read_text() if foreign.exists() else None) == ("mine" if exists else None)
+
+
+def test_lock_does_not_truncate_a_file(tmp_path: Path) -> None:
+    """A hard link to a foreign file is no symbolic link."""
+    (tmp_path / "foreign").write_text("mine")
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / ".lock").hardlink_to(tmp_path / "foreign")
+    folder = RunFolder(tmp_path / "r")
+    folder.acquire()
+    folder.release()
+    assert (tmp_path / "foreign").read_text() == "mine"
+
+
+def test_leftovers_of_a_crashed_run_are_removed(tmp_path: Path) -> None:
+    """As soon as the next run holds the folder; files of users stay."""
+    for name in (".summary.json.0123456789abcdef.new", ".notes.0123456789abcdef.new"):
+        (tmp_path / name).write_text("")
+    folder = RunFolder(tmp_path)
+    folder.acquire()
+    folder.release()
+    assert os.listdir(tmp_path) == [".notes.0123456789abcdef.new"]
 
 
 def test_clear_removes_only_files_of_the_run(folder: RunFolder) -> None:

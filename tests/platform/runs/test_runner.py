@@ -33,7 +33,7 @@ RAISES = '''
 from dataclasses import dataclass
 from typing import Any
 from dbo.algorithms.gossip import mix
-from dbo.algorithms.registry import algorithm, counter
+from dbo.algorithms.api import algorithm, counter
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

@@ -152,7 +152,8 @@ def test_loop_replays_from_the_newest_checkpoint(
     assert (outcome.status, outcome.error, engine.rounds) == ("finished", None, rounds)
     assert outcome.state["x"].tolist() == [[6.0], [6.0]]
     assert [record["round"] for record in read_metrics(loop.folder.metrics)] == list(range(7))
-    assert loop.progress.records == read_metrics(loop.folder.metrics)
+    assert loop.progress.evaluated.last == read_metrics(loop.folder.metrics)[-1]
+    assert loop.progress.evaluated.first_loss == 1.0
     kinds = [event.kind for event in read_events(loop.folder.events)]
     assert kinds.count("lost") == len(losses) == engine.replaced == len(loop.progress.recoveries)
     if losses:
@@ -214,9 +215,11 @@ def test_checkpoint_stores_progress_and_environment(build_loop: Callable[..., Tr
     stored = checkpoint.run
     assert json.loads(json.dumps(stored)) == stored
     assert set(stored) == {
-        "training", "evaluating", "started", "recoveries", "blocks", "records", "data", "environment"}
+        "training", "evaluating", "started", "recoveries", "blocks", "records", "sizes", "evaluated", "data",
+        "environment"}
     assert stored["blocks"] == [[0], [1]]
     assert stored["records"] == loop.folder.digest_up_to(6)
     progress = RunProgress(None)
     progress.restore(stored, [])
+    assert progress.evaluated == loop.progress.evaluated
     assert progress.recoveries == loop.progress.recoveries

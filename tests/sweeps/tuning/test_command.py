@@ -131,6 +131,21 @@ def test_search_is_repeatable_and_resumable(tmp_path: Path) -> None:
     assert finished.ran == 0
 
 
+@pytest.mark.parametrize("cut", [1, 40])
+def test_partial_line_of_the_log_is_replaced(tmp_path: Path, cut: int) -> None:
+    """Even one that lacks only its newline: the next line must not join it. Reading alone changes nothing."""
+    (search,) = list_searches(small_plan(), ["sldbo"])
+    log = tmp_path / "log.jsonl"
+    TrialRunner(log).run(search, search.default_steps, 0)
+    partial = log.read_bytes()[:-cut]
+    log.write_bytes(partial)
+    trials = TrialRunner(log)
+    assert log.read_bytes() == partial
+    trials.run(search, search.default_steps, 0)
+    assert (trials.ran, len(read_lines(log))) == (1, 1)
+    TrialRunner(log)
+
+
 def test_damaged_log_is_refused(tmp_path: Path) -> None:
     """A damaged line is an error, unless it is the last and incomplete: its trial must not run again silently."""
     log = tmp_path / "log.jsonl"
