@@ -1,13 +1,15 @@
 """Console, arguments and options that the commands share."""
 
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from dbo.platform.config.redact import redact
 from dbo.platform.errors import InputError
@@ -17,8 +19,28 @@ Arguments = Annotated[list[str] | None, typer.Argument(
     metavar="FILE.yaml|key=value", help="Experiment file, and overrides such as algorithm.lam=100.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs, comparisons or sweeps.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
+AllowChangedCode = Annotated[bool, typer.Option(
+    "--allow-changed-code", help="Resume although code or library versions changed; the change is recorded.")]
 
-console = Console()
+# Everything that a terminal obeys instead of showing it, except line break and tab: C0, C1, direction marks, other line
+# breaks, and halves of surrogate pairs, which no terminal can encode.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape_control(text: str) -> str:
+    """Return text with control characters as `repr` shows them, so that a name cannot change the terminal."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class _EscapingConsole(Console):
+    """A console that escapes control characters in all that it prints, also in the cells of a table."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escape_control(segment.text))
+
+
+console = _EscapingConsole()
 
 
 def split_arguments(arguments: Sequence[str] | None, kind: str = "experiment file") -> tuple[str | None, list[str]]:
@@ -50,8 +72,8 @@ def typed_command() -> str:
 
 
 def print_line(text: str, style: str | None = None) -> None:
-    """Print text without markup, highlighting or wrapping, and without passwords."""
-    console.print(redact(text), style=style, highlight=False, markup=False, soft_wrap=True)
+    """Print text without markup, highlighting or wrapping, and without passwords and control characters."""
+    console.print(redact(escape_control(text)), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def warn(text: str) -> None:

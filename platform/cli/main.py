@@ -5,13 +5,12 @@ Exit 0: done. Exit 1: the run failed. Exit 2: the input is wrong; nothing was wr
 
 import sys
 import traceback
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
 from dbo.platform.cli.compare import compare_algorithms
-from dbo.platform.cli.console import console
+from dbo.platform.cli.console import console, escape_control
 from dbo.platform.cli.doctor import check_machine
 from dbo.platform.cli.listing import list_components
 from dbo.platform.cli.report import write_report
@@ -24,6 +23,7 @@ from dbo.platform.cli.verify import verify_algorithms
 from dbo.platform.cli.watch import watch_run
 from dbo.platform.config.redact import redact
 from dbo.platform.errors import InputError, NodeFailure, RunError
+from dbo.version import find_version
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -45,7 +45,7 @@ _UsageError: Any = typer.BadParameter.__base__      # click's, of which typer ma
 
 def _show_version(requested: bool) -> None:
     if requested:
-        console.print(f"dbo {version('dbo')}", highlight=False)
+        console.print(f"dbo {find_version()}", highlight=False)
         raise typer.Exit
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     except _UsageError as error:
         _fail(f"{error.format_message().rstrip('.')}; --help shows what is allowed", 2)
     except NodeFailure as error:
-        print(redact(error.trace.rstrip()), file=sys.stderr)
+        print(redact(escape_control(error.trace.rstrip())), file=sys.stderr)
         _fail(str(error), 1)
     except RunError as error:
         _fail(str(error), 1)
@@ -88,14 +88,14 @@ def _fail_with_traceback(error: Exception) -> None:
     trace, position = traceback.TracebackException.from_exception(error), plugins.locate_error(error)
     in_plugin = [number for number, frame in enumerate(trace.stack) if frame.filename in plugins.plugin_files()]
     del trace.stack[: in_plugin[0] if in_plugin else 0]
-    print(redact("".join(trace.format()).rstrip()), file=sys.stderr)
+    print(redact(escape_control("".join(trace.format()).rstrip())), file=sys.stderr)
     if position:
         _fail(f"{position}: {type(error).__name__}: {error}", 1)
     _fail("the run failed; the traceback above shows the first error", 1)
 
 
 def _fail(text: str, code: int) -> None:
-    line = redact(" ".join(text.split()))
+    line = redact(escape_control(" ".join(text.split())))
     print(f"dbo: {line if len(line) <= 1500 else line[:1000] + ' … ' + line[-400:]}", file=sys.stderr)
     sys.exit(code)
 

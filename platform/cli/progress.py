@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from dbo.platform.cli.console import escape_control
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.redact import redact
 from dbo.platform.runs.runner import Result
@@ -74,7 +75,7 @@ class ProgressDisplay:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._live = console.is_terminal
-        name, count = TextColumn("{task.description}", style="bold"), MofNCompleteColumn()
+        name, count = TextColumn("{task.description}", style="bold", markup=False), MofNCompleteColumn()
         bar, unit = BarColumn(bar_width=16), TextColumn("rounds", style="dim")
         score, curve = _Field("score", "green", 14), _Field("curve", "green", 10)
         consensus, traffic = _Field("consensus", "magenta", 26), _Field("traffic", "cyan", 8)
@@ -96,12 +97,13 @@ class ProgressDisplay:
         self.progress.stop()
 
     def on_start(self, experiment: Experiment, done: int) -> None:
-        self._label, self._rounds = experiment.algorithm["name"], experiment.rounds
+        self._label, self._rounds = escape_control(experiment.algorithm["name"]), experiment.rounds
         self._printed_at = time.monotonic()
         self._scores, self._consensus = Curve(), Curve()
         self._task = self.progress.add_task(self._label, total=experiment.rounds, completed=done)
         if not self._live:
-            self.console.print(f"{self._label}: {experiment.rounds} rounds, {experiment.nodes} nodes", highlight=False)
+            text = f"{self._label}: {experiment.rounds} rounds, {experiment.nodes} nodes"
+            self.console.print(text, highlight=False, markup=False)
 
     def on_evaluation(self, record: Record) -> None:
         accuracy = record.get("test_accuracy")
@@ -117,15 +119,15 @@ class ProgressDisplay:
             self._printed_at = time.monotonic()
             self.console.print(
                 f"{self._label}: round {record['round']}/{self._rounds}  {format_score(record)}"
-                f"  {record['comm_mb']:.1f} MB  {record['seconds']:.1f} s", highlight=False,
+                f"  {record['comm_mb']:.1f} MB  {record['seconds']:.1f} s", highlight=False, markup=False,
             )
 
     def on_notice(self, text: str) -> None:
-        self.console.print(redact(text), style="yellow", highlight=False, markup=False)
+        self.console.print(redact(escape_control(text)), style="yellow", highlight=False, markup=False)
 
     def on_end(self, result: Result) -> None:
         if result.status != "finished":
-            reason = result.summary.get("error", "")
+            reason = escape_control(str(result.summary.get("error", "")))
             self.console.print(f"{self._label}: {result.status} ({reason})", style="red", highlight=False, markup=False)
 
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from dbo.platform.cli.console import Arguments, Quiet, console, print_line, split_arguments, validate_out, warn
+from dbo.platform.cli.console import (
+    AllowChangedCode,
+    Arguments,
+    Quiet,
+    console,
+    print_line,
+    split_arguments,
+    validate_out,
+    warn,
+)
 from dbo.platform.cli.report import write_outputs
 from dbo.platform.errors import FolderLockedError, RunError
 
@@ -23,9 +32,7 @@ def run_experiment(
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint in the folder.")] = False,
     start_from: Annotated[Path | None, typer.Option(
         "--from", metavar="DIR", help="Extend the finished run in this folder to more rounds, in --out.")] = None,
-    allow_changed_code: Annotated[bool, typer.Option(
-        "--allow-changed-code",
-        help="Resume although code or library versions changed; the change is recorded.")] = False,
+    allow_changed_code: AllowChangedCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Run one experiment and record it in a folder.
@@ -52,13 +59,20 @@ def run_experiment(
         if not quiet:
             _show_result(result)
         try:
-            with runner.publish_additions(out):
-                write_outputs("run", result.folder, quiet)
+            if result.is_new or not _has_report(result.folder):
+                with runner.publish_additions(out):
+                    write_outputs("run", result.folder, quiet)
         except (FolderLockedError, RunError) as error:              # the run itself is complete
             warn(f"the report was not copied to {out}: {error}")
     if result.status != "finished":
         hint = _describe_preset(experiment) if result.status == "diverged" else ""
         raise RunError(f"{result.status}: {result.summary.get('error', '')}{hint}")
+
+
+def _has_report(folder: Path) -> bool:
+    """Decide whether the report was written after the run had ended: it then needs no reading of all evaluations."""
+    report, summary = folder / "report.html", folder / "summary.json"
+    return report.exists() and summary.exists() and report.stat().st_mtime >= summary.stat().st_mtime
 
 
 def _describe_preset(experiment: "Experiment") -> str:
@@ -74,7 +88,7 @@ def _describe_preset(experiment: "Experiment") -> str:
 def _show_result(result: "Result") -> None:
     """Print the last evaluation and the folder."""
     grid = Table.grid(padding=(0, 2))
-    for key, value in result.history.iloc[-1].items() if len(result.history) else ():
+    for key, value in result.summary.get("final", {}).items():
         if value is not None and key != "timestamp":
             grid.add_row(f"  {key}", f"{value:.6g}" if isinstance(value, float) else str(value))
     console.print(f"\n{result.experiment.algorithm['name']} {result.status}", style="bold", highlight=False)

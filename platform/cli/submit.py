@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dbo.platform.cli.console import Arguments, print_line, split_arguments
+from dbo.platform.cli.console import AllowChangedCode, Arguments, print_line, split_arguments
 from dbo.platform.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def submit_job(
         "--wheel", metavar="FILE", help="dbo wheel to upload, where dbo is not installed on the cluster.")] = None,
     wait: Annotated[bool, typer.Option(
         "--wait/--no-wait", help="Show the job's output until it ends, or return at once.")] = True,
+    allow_changed_code: AllowChangedCode = False,
 ) -> None:
     """Run an experiment or a sweep as a job on a Ray cluster.
 
@@ -48,7 +49,7 @@ def submit_job(
     else:
         from dbo.platform.config.experiment import Experiment
 
-        job = experiment_job(Experiment.read(*split_arguments(arguments)))
+        job = experiment_job(Experiment.read(*split_arguments(arguments)), allow_changed_code)
     for name, value in (("--address", address), ("--storage", storage)):
         if not value:
             raise InputError(f"{name}: a value is required")
@@ -68,8 +69,8 @@ class Job:
     needs_path: bool = False            # results must go to a path, a URL is refused
 
 
-def experiment_job(experiment: "Experiment") -> Job:
-    """Return the job of one run."""
+def experiment_job(experiment: "Experiment", allow_changed_code: bool = False) -> Job:
+    """Return the job of one run, which resumes what a previous submission left in the storage."""
     from dbo.platform.config import bundle, yaml_io
     from dbo.platform.runs.runner import default_folder
 
@@ -83,7 +84,8 @@ def experiment_job(experiment: "Experiment") -> Job:
         data["engine"]["address"] = None         # the job uses the cluster that it runs on
         target.write_text(yaml_io.dump(data), encoding="utf-8")
 
-    return Job(["run", "experiment.yaml", "--resume"], default_folder(experiment).name, experiment.run_key, pack)
+    command = ["run", "experiment.yaml", "--resume", *(["--allow-changed-code"] if allow_changed_code else [])]
+    return Job(command, default_folder(experiment).name, experiment.run_key, pack)
 
 
 def sweep_job(arguments: Sequence[str]) -> Job:

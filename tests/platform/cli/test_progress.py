@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,22 @@ def test_a_task_without_accuracy_shows_its_loss(tiny: Callable[..., Experiment])
     text = render(120, tiny(), lines)
     assert "upper loss 0.1667" in text
     assert "█▄▂▂▁▁" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_and_reasons_cannot_control_the_terminal(tiny: Callable[..., Experiment], terminal: bool) -> None:
+    """Control characters in a name, a notice or an error are escaped, and brackets are no markup."""
+    screen = io.StringIO()
+    console = Console(width=160, force_terminal=terminal, color_system=None, file=screen)
+    display, name = ProgressDisplay(console), "\x1b[31mred\x07 [bold]x"
+    experiment = SimpleNamespace(algorithm={"name": name}, rounds=1, nodes=2)
+    display.on_start(experiment, 0)     # type: ignore[arg-type]
+    display.on_evaluation(record(1))
+    display.on_notice(name)
+    display.on_end(SimpleNamespace(status="failed", summary={"error": name}))       # type: ignore[arg-type]
+    console.print(display.progress.make_tasks_table(display.progress.tasks))
+    assert "\x1b" not in screen.getvalue()
+    assert screen.getvalue().count(r"\x1b[31mred\x07 [bold]x") == (4 if terminal else 6)
 
 
 def test_the_bar_is_shown_without_curves(tiny: Callable[..., Experiment]) -> None:
