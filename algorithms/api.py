@@ -35,8 +35,8 @@ from dbo.algorithms.gossip import (
     mix,
 )
 from dbo.algorithms.protocol import Array, Shard, State, WeightedGradient
-from dbo.algorithms.registry import Algorithm, algorithm, algorithms, counter
-from dbo.algorithms.rng import Key, round_key
+from dbo.algorithms.registry import Algorithm, algorithm, algorithms
+from dbo.algorithms.rng import Key, counter, round_key
 from dbo.parameters import param
 
 __all__ = [

@@ -11,8 +11,6 @@ from importlib import import_module
 from inspect import get_annotations
 from typing import Any
 
-import numpy as np
-
 from dbo.algorithms.claims import Claim
 from dbo.algorithms.gossip import Outgoing
 from dbo.algorithms.protocol import Array, Shard
@@ -139,8 +137,3 @@ def forget(module: str) -> None:
     """Unregister the algorithms of a module: a plugin that was edited, or whose import failed."""
     for name in [name for name, made in _registry.items() if made.round.__module__ == module]:
         del _registry[name]
-
-
-def counter(shard: Shard) -> Array:
-    """Return a (nodes, 1) round counter at 0, for a state."""
-    return np.zeros((shard.nodes, 1), dtype=np.int64)

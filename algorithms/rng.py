@@ -36,3 +36,8 @@ class Key:
 def round_key(shard: Shard, rounds_done: Array) -> Key:
     """Return the key of the coming round; `rounds_done` is the (nodes, 1) counter in the state."""
     return Key(shard.seed, shard.ids, int(rounds_done[0, 0]) if len(rounds_done) else 0)
+
+
+def counter(shard: Shard) -> Array:
+    """Return a (nodes, 1) round counter at 0, for a state; it keys the random numbers."""
+    return np.zeros((shard.nodes, 1), dtype=np.int64)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.errors import InputError, RunError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from dbo.platform.runs.runner import Result, RunCallback
 
 Base: TypeAlias = "Experiment | str | Path | Mapping[str, Any] | None"
-_SECTIONS = ("task", "algorithm", "topology", "partition", "engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,6 @@ def sweep(sweep: str | Path, *, out: str | Path | None = None, **settings: Any) 
     `sweep` is a YAML file or the name of a shipped sweep. Keywords override its base experiment, its `axes` or its own
     keys: `sweep("sensitivity-k", rounds=20, axes={"seed": [0, 1, 2]})`. Finished cells in `out` are kept.
     """
-    from dbo.platform.errors import RunError
     from dbo.sweeps import plan, runner
 
     grid = runner.build_grid(plan.read_sweep(plan.find_sweep(str(sweep)), _format_overrides(settings)))
@@ -97,7 +96,6 @@ def load(folder: str | Path) -> Loaded:
     """
     import pandas as pd
 
-    from dbo.platform.errors import InputError
     from dbo.platform.runs.run_folder import (
         RunFolder,
         build_history,
@@ -140,38 +138,47 @@ def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:
     if isinstance(base, Experiment):
         if not settings:
             return base
-        data = base.to_dict()
+        data = base.given       # not its presets, which belong to its task and algorithm
     elif isinstance(base, str | Path):
         data = paths.resolve_from_file(base, yaml_io.read(Path(base)))
+    elif isinstance(base, Mapping) or base is None:
+        data = dict(base or {})
     else:
-        data = {key: _name_section(key, value) for key, value in (base or {}).items()}
+        raise InputError(f"experiment: {base!r:.80} is not allowed; must be an Experiment, a YAML file or a mapping")
     return Experiment(**overrides.apply(data, dict(_flatten_sections(settings))))
 
 
 def _format_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Keywords as the `key=value` texts of the command line; JSON is YAML."""
     axes = settings.get("axes", {})
+    if not isinstance(axes, Mapping):
+        raise InputError(f"axes: {axes!r:.80} is not allowed; must map keys to lists of values")
     flat = [*_flatten_sections({key: value for key, value in settings.items() if key != "axes"}),
             *((f"axes.{axis}", values) for axis, values in axes.items())]
-    return [f"{key}={json.dumps(value)}" for key, value in flat]
+    return [f"{key}={json.dumps(value, ensure_ascii=False, default=_to_plain)}" for key, value in flat]
+
+
+def _to_plain(value: Any) -> Any:
+    """A value that JSON does not know as one that it does: NumPy's numbers and arrays, paths."""
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise InputError(f"{value!r:.80} is not allowed; must be a number, a text, a list or a mapping")
 
 
 def _flatten_sections(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Settings with dotted keys, the keys of a section one by one, its name first."""
+    from dbo.platform.config.overrides import SECTIONS
+
     flat: list[tuple[str, Any]] = []
     for key, value in settings.items():
-        value = _name_section(key, value)
-        if key in _SECTIONS and isinstance(value, Mapping):
+        if key in SECTIONS and isinstance(value, Mapping):
             flat += sorted(((f"{key}.{inner}", item) for inner, item in value.items()),
                            key=lambda item: not item[0].endswith(".name"))
         else:
             flat.append((key, value))
     return flat
-
-
-def _name_section(key: str, value: Any) -> Any:
-    """A section that is given by its name alone, as a section."""
-    return {"name": value} if key in _SECTIONS and isinstance(value, str) else value
 
 
 def _value_at(experiment: Mapping[str, Any], key: str) -> Any:

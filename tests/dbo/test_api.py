@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dbo
+from dbo import version
 from dbo.platform.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,3 +126,40 @@ def test_sweep_and_load_a_sweep(tmp_path: Path, ray: Any) -> None:
     assert loaded.kind == "sweep"
     assert sorted(loaded.summary["algorithm.inner_steps"]) == [1, 2]
     assert loaded.table is not None
+
+
+def test_another_task_gets_its_own_preset(tmp_path: Path) -> None:
+    """Values that came from a preset are not given values: they go with the task that they were tuned for."""
+    digits = dbo.Experiment(**{**SMALL, "algorithm": {"lam": 20.0}})
+    other = dbo.run(digits, task="quadratic", rounds=1, out=tmp_path / "a").experiment
+    expected = dbo.Experiment(**{**SMALL, "task": "quadratic", "algorithm": {"lam": 20.0}, "rounds": 1})
+    assert other.algorithm == expected.algorithm
+    assert other.algorithm["eta_in"] != digits.algorithm["eta_in"]
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda out: dbo.run(5, out=out), "experiment: 5 is not allowed"),    # type: ignore[arg-type]
+    (lambda out: dbo.sweep("sensitivity-k", axes=[1, 2], out=out), "axes: .* is not allowed"),
+    (lambda out: dbo.compare(["mdbo"], rounds=object(), out=out), "is not allowed; must be a number"),
+])
+def test_wrong_arguments_are_input_errors(call: Any, message: str, tmp_path: Path) -> None:
+    """As on the command line, one line."""
+    with pytest.raises(InputError, match=message):
+        call(tmp_path / "a")
+
+
+def test_numpy_numbers_and_paths_are_values(tmp_path: Path) -> None:
+    """What a notebook has at hand."""
+    loaded = dbo.compare(["mdbo"], **{**SMALL, "rounds": np.int64(2)}, data_dir=tmp_path, out=tmp_path / "c")
+    assert loaded.summary.iloc[0]["round"] == 2
+
+
+def test_version_is_found_without_metadata(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a checkout that is not installed, such as the working directory of a Ray job; never an exception."""
+    def fail(name: str) -> str:
+        raise version.PackageNotFoundError(name)
+
+    monkeypatch.setattr(version, "version", fail)
+    assert f'version = "{version.find_version.__wrapped__()}"' in (ROOT / "pyproject.toml").read_text()
+    monkeypatch.setattr(version, "_PROJECT", tmp_path / "pyproject.toml")
+    assert version.find_version.__wrapped__() == "unknown"

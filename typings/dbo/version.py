@@ -1,0 +1,1 @@
+../../dbo/version.py
