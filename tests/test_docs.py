@@ -86,13 +86,13 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 
 def test_every_sentence_is_short() -> None:
-    """Sentences have at most 40 words; most have far fewer."""
+    """Sentences have at most 30 words; most have far fewer."""
     long = []
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         text = re.sub(r"```.*?```|^    .*$|^\|.*$|^#.*$|<!--.*?-->", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
         for paragraph in re.split(r"\n\s*\n|\n[-*\d]+[. ]", text):
             for sentence in re.split(r"(?<=[.:;!?])\s+", " ".join(paragraph.split())):
-                if len(sentence.split()) > 40:
+                if len(sentence.split()) > 30:
                     long.append(f"{page}: {sentence[:120]}…")
     assert long == []

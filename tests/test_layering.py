@@ -22,7 +22,7 @@ class Rule:
 
 
 ARRAYS = frozenset({"array_api_compat", "numba", "numpy", "scipy", "sklearn", "torch", "torchvision"})
-LEAVES = ("dbo.parameters", "dbo.platform.errors")
+LEAVES = ("dbo.parameters", "dbo.version", "dbo.platform.errors")
 NETWORK = (*LEAVES, "dbo.platform.network", "dbo.algorithms.api")
 CONFIG = (
     *LEAVES, "dbo.platform.config", "dbo.platform.network.topology", "dbo.algorithms.api", "dbo.algorithms.registry",
@@ -30,13 +30,16 @@ CONFIG = (
 )
 ENGINE = (*CONFIG, *NETWORK, "dbo.platform.engine", "dbo.algorithms.kernels", "dbo.tasks.kernels")
 RUNS = (*ENGINE, "dbo.platform.runs")
-# A recorded run is its files: their schema, the folder, and the statistics over several of them.
+# A recorded run is its files: their schema, the folder, and the statistics over several of them. `atomic_io` writes a
+# file beside them, such as report.html; it imports only the standard library.
 RECORDED = (
     *LEAVES, "dbo.platform.runs.schema", "dbo.platform.runs.run_folder", "dbo.platform.runs.statistics",
+    "dbo.platform.runs.atomic_io",
     "dbo.platform.config.redact", "dbo.platform.config.tracking_uri",
 )
 RULES = {
     "dbo/parameters.py": Rule(dbo=(), libraries=frozenset()),
+    "dbo/version.py": Rule(dbo=(), libraries=frozenset()),
     "tasks": Rule(dbo=("dbo.tasks", "dbo.parameters"), libraries=ARRAYS),
     # asyncio: readers expect an event loop where they see `await`; there is none, the engine drives by hand.
     "algorithms": Rule(dbo=("dbo.algorithms", "dbo.parameters"), libraries=ARRAYS, never=frozenset({"asyncio"})),

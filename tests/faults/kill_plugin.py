@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from dbo.platform.engine import block, shard_wrappers
-from dbo.platform.network import packet
 
 TRIGGER = Path(__file__).with_name("trigger.json")
 _current = {"round": 0}
@@ -42,7 +41,7 @@ def _patch(owner: Any, name: str, phase: str) -> None:
 _patch(block.Block, "begin", "begin")
 _patch(shard_wrappers.CountingShard, "g_y", "compute")
 _patch(block.Block, "_send", "compress")
-_patch(packet, "encode", "send")
-_patch(packet, "decode", "receive")
+_patch(block, "encode", "send")
+_patch(block, "decode", "receive")
 _patch(block.Block, "_mix", "mix")
 _patch(block.Block, "snapshot", "checkpoint")

@@ -122,9 +122,10 @@ def _top() -> Iterator[Case]:
         "eval_every": ("0", "-1", "0.5", "often", "", "[2]"),
         "checkpoint_every": ("0", "-1", "0.5", "never", "", "{}"),
         "dtype": ("float16", "int", "3", "", "[float32]", "FLOAT64", "bfloat16"),
-        "task": ("quadratic", "3", "[]", ""), "algorithm": ("c2dfb", "3", "[]", ""),
-        "topology": ("ring", "3", "[]", ""),
-        "partition": ("iid", "3", "[]", ""), "engine": ("local", "3", "[]", ""), "tracking": ("off", "3", "[]", ""),
+        "task": ("nothing", "3", "[]", ""), "algorithm": ("nothing", "3", "[]", ""),
+        "topology": ("nothing", "3", "[]", ""),
+        "partition": ("nothing", "3", "[]", ""), "engine": ("nothing", "3", "[]", ""),
+        "tracking": ("off", "3", "[]", ""),
         "tracking.experiment": ("''", "3", "[]", ""), "tracking.uri": ("3", "[]", "true", "{}"),
         "data_dir": ("3", "[]", "true", "{}"), "plugins": ("3", "x.py", "{}", "[3]", "[[a.py]]", "true"),
     }
@@ -157,7 +158,7 @@ def _parameters(label: str, chosen: tuple[str, ...], path: str, kind: Any) -> It
     for entry in fields(kind):
         where = f"{path}.{entry.name}"
         if entry.name == "compressor":
-            values = ["top_k", "3", "[]", "{name: zip}", "{name: top_k, ratio: 2}", "{bogus: 1}"]
+            values = ["zip", "3", "[]", "{name: zip}", "{name: top_k, ratio: 2}", "{bogus: 1}"]
         else:
             values = list(_wrong(entry, hints[entry.name]))
         for value in dict.fromkeys(values):
