@@ -71,7 +71,9 @@ def run_experiment(
 
 def _has_report(folder: Path) -> bool:
     """Decide whether the report was written after the run had ended: it then needs no reading of all evaluations."""
-    report, summary = folder / "report.html", folder / "summary.json"
+    from dbo.platform.runs.run_folder import RunFolder
+
+    report, summary = folder / "report.html", RunFolder(folder).summary
     return report.exists() and summary.exists() and report.stat().st_mtime >= summary.stat().st_mtime
 
 

@@ -91,11 +91,14 @@ class Checkpoints:
         write_durably(aside / "manifest.json", [text.encode()])
         sync_folder(aside)
 
-    def load_latest(self) -> Checkpoint | None:
-        """Return the newest undamaged checkpoint; `refused` has the reasons why newer ones were skipped."""
+    def load_latest(self, with_blocks: bool = True) -> Checkpoint | None:
+        """Return the newest undamaged checkpoint; `refused` has the reasons why newer ones were skipped.
+
+        Without its blocks only the manifest is read, and checked.
+        """
         for place in self._list_newest_first():
             try:
-                return self._load(place)
+                return self._load(place, with_blocks)
             except DamagedError as error:
                 self.refused.append(f"{place.name}: {error}")
         return None
@@ -109,7 +112,7 @@ class Checkpoints:
         places = [place for place in self.folder.glob("round-*") if _NAME.fullmatch(place.name)]
         return sorted(places, key=lambda place: int(place.name.removeprefix("round-")), reverse=True)
 
-    def _load(self, place: Path) -> Checkpoint:
+    def _load(self, place: Path, with_blocks: bool) -> Checkpoint:
         try:
             manifest = dict(json.loads((place / "manifest.json").read_bytes()))
             found, digest = manifest["format"], manifest.pop("sha256", None)
@@ -131,7 +134,7 @@ class Checkpoints:
         if any(Path(name).name != name for name in files):
             raise DamagedError("the manifest names files of other folders")
         blocks: dict[str, Flat] = {}
-        for name, digest in files.items():
+        for name, digest in files.items() if with_blocks else ():
             blocks.setdefault(name.partition(".")[0], {}).update(_load_part(place / name, digest))
         return Checkpoint(round_, list(blocks.values()), run, trajectory)
 

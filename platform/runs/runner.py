@@ -27,6 +27,7 @@ from dbo.platform.runs.resume import (
     check_folder,
     find_source_run,
     find_start_point,
+    missing_records,
     prepare_folder,
     read_status,
     report_other_data,
@@ -90,6 +91,9 @@ def _return_recorded(folder: RunFolder, experiment: Experiment, prepared: Prepar
     summary = read_summary(folder.path)
     if summary is None or summary.data_digest != prepared.data_digest:
         raise report_other_data(folder)
+    last = Checkpoints(folder.checkpoints, experiment.trajectory_key, allow_other=True).load_latest(with_blocks=False)
+    if last is not None and last.round == summary.rounds and (reason := missing_records(folder, last)):
+        raise InputError(f"{folder}: {reason}; run it again without --resume, or into another folder")
     status: Status = "diverged" if summary.status == "diverged" else "finished"
     callback.on_notice(f"{experiment.algorithm['name']}: already {status}, nothing to do")
     recorded, state = read_end(folder.path)

@@ -688,3 +688,12 @@ def test_first_error_is_reported_when_the_disk_is_full(
     monkeypatch.setattr(RunFolder, "write_summary", fail_too)
     with pytest.raises(OSError, match="writing the checkpoint"):
         run(tiny(), tmp_path / "r")
+
+
+def test_edited_evaluation_of_a_finished_run_is_noticed(tiny: Tiny, tmp_path: Path) -> None:
+    """The last checkpoint has the digest of all evaluations: a better number does not pass as a result."""
+    run(tiny(), tmp_path / "r")
+    metrics = tmp_path / "r" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"upper_loss": ', '"upper_loss": 0', 1))
+    with pytest.raises(InputError, match=r"has changed since it was saved|is damaged"):
+        run(tiny(), tmp_path / "r", resume=True)
