@@ -22,6 +22,7 @@ from dbo.algorithms.compression.compressors import (
     RandK,
     Sign,
     TopK,
+    compressor,
 )
 from dbo.algorithms.gossip import (
     Message,
@@ -43,5 +44,5 @@ __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
     "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "NotRowsError", "Outgoing",
     "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
-    "algorithm", "algorithms", "counter", "dense", "mean", "mix", "param", "round_key",
+    "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param", "round_key",
 ]

@@ -5,9 +5,12 @@ lines of an algorithm are the same in both cases, so nothing may mix rows except
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from dbo.algorithms.rng import Key
 
 # A numpy array on the CPU, a torch tensor on a GPU: algorithms use arithmetic that both support.
 Array: TypeAlias = NDArray[Any]
@@ -57,6 +60,12 @@ class Shard(Protocol):
     @property
     def h_y(self) -> WeightedGradient | None:
         """The fused form of a weighted sum of f_y and g_y; None: the shard has none, add the two."""
+
+    def sample(self, key: "Key") -> "Shard":
+        """Return the same oracles on the samples drawn for this key; with full batches, the shard itself.
+
+        Equal keys give equal samples: two gradients of one batch see the same data.
+        """
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from dbo.algorithms.protocol import Array, Shard
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The random key of one (round, step): request generators from it, by purpose."""
+    """The random key of one (round, step): request generators from it, by purpose, or a batch with `shard.sample`."""
 
     seed: int
     ids: Array

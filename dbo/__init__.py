@@ -30,6 +30,7 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.algorithms.api import State as State
     from dbo.algorithms.api import TopK as TopK
     from dbo.algorithms.api import algorithm as algorithm
+    from dbo.algorithms.api import compressor as compressor
     from dbo.algorithms.api import counter as counter
     from dbo.algorithms.api import mean as mean
     from dbo.algorithms.api import mix as mix
@@ -42,6 +43,14 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.platform.config.experiment import Experiment as Experiment
     from dbo.platform.errors import InputError as InputError
     from dbo.platform.errors import RunError as RunError
+    from dbo.platform.network.topology import topology as topology
+    from dbo.tasks.api import Batch as Batch
+    from dbo.tasks.api import Part as Part
+    from dbo.tasks.api import Split as Split
+    from dbo.tasks.api import TorchTask as TorchTask
+    from dbo.tasks.api import dataset as dataset
+    from dbo.tasks.api import partition as partition
+    from dbo.tasks.api import task as task
 
 # Where each public name lives. Nothing is imported before somebody uses it: `import dbo` takes milliseconds.
 _PLACES = {
@@ -52,8 +61,10 @@ _PLACES = {
     "dbo.algorithms.api": (
         "AVERAGED_INVERSE", "Array", "Claim", "Compressor", "Identity", "Key", "LOCAL_INVERSE", "Limit", "MINIMISER",
         "Message", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE", "TopK", "algorithm",
-        "counter", "mean", "mix", "round_key",
+        "compressor", "counter", "mean", "mix", "round_key",
     ),
+    "dbo.platform.network.topology": ("topology",),
+    "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = [*_HOME]

@@ -16,21 +16,25 @@ _KEY = "dbo.parameter"
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The range and the meaning of a parameter."""
+    """The range and the meaning of a parameter, and whether it may have a schedule."""
 
     gt: float | None = None
     ge: float | None = None
     lt: float | None = None
     le: float | None = None
     help: str = ""
+    schedule: bool = False      # a step size: an experiment may give a schedule over the rounds
 
 
 def param(
     default: Any = MISSING, *, gt: float | None = None, ge: float | None = None, lt: float | None = None,
-    le: float | None = None, help: str = "",
+    le: float | None = None, help: str = "", schedule: bool = False,
 ) -> Any:
-    """Return a dataclass field with its range and meaning; without a default the parameter is required."""
-    return field(default=default, metadata={_KEY: Declaration(gt, ge, lt, le, help)})
+    """Return a dataclass field with its range and meaning; without a default the parameter is required.
+
+    `schedule=True` marks a step size of an algorithm, which an experiment may let change with the rounds.
+    """
+    return field(default=default, metadata={_KEY: Declaration(gt, ge, lt, le, help, schedule)})
 
 
 def declaration(field_: "Field[Any]") -> Declaration:

@@ -100,7 +100,8 @@ def _measure(experiment: Experiment, problems: dict[str, Prepared]) -> _Measurem
     problem, graph = prepared.problem, prepared.network
     if parts.algorithm.single_machine:
         problem, graph = pool_nodes(problem), single_node()
-    engine = start_engine(LocalSettings(threads=1), RunSpec(parts.algorithm, parts.config, problem, graph, settings))
+    engine = start_engine(LocalSettings(threads=1), RunSpec(
+        parts.algorithm, parts.config, problem, graph, settings, batches=parts.batches, schedules=parts.schedules))
     try:
         engine.advance(1)
         first = engine.ledger()

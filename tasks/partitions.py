@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dbo.tasks.api import Array, Partition, Samples, generator, param
+from dbo.tasks.api import Array, Partition, Split, generator, param, partition
 
 
+@partition("iid")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iid:
     """Shuffled and cut into equal parts: every node sees the same distribution."""
@@ -20,6 +21,7 @@ class Iid:
         return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), nodes)]
 
 
+@partition("by_class")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByClass:
     """A share h of class c goes to its home node c mod m, the rest evenly to the other nodes."""
@@ -28,6 +30,7 @@ class ByClass:
 
     def assign(self, labels: Array, nodes: int, rng: np.random.Generator) -> list[Array]:
         _check_enough(labels, nodes)
+        _check_classes(labels, "by_class")
         node_of = np.zeros(len(labels), dtype=np.int64)
         sizes = np.zeros(nodes, dtype=np.int64)
         for c in np.unique(labels) if nodes > 1 else ():
@@ -51,6 +54,7 @@ class ByClass:
         return parts
 
 
+@partition("dirichlet")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dirichlet:
     """Each class is spread over the nodes by shares sampled from a symmetric Dirichlet distribution."""
@@ -59,6 +63,7 @@ class Dirichlet:
 
     def assign(self, labels: Array, nodes: int, rng: np.random.Generator) -> list[Array]:
         _check_enough(labels, nodes)
+        _check_classes(labels, "dirichlet")
         # Shares first, shuffles second: equal generators then give train and validation the same shares.
         shares = rng.dirichlet(np.full(nodes, self.alpha), size=int(labels.max()) + 1)
         node_of = np.empty(len(labels), dtype=np.int64)
@@ -75,10 +80,7 @@ class Dirichlet:
         return _group_by_node(node_of, nodes)
 
 
-PARTITIONS: dict[str, type[Partition]] = {"iid": Iid, "by_class": ByClass, "dirichlet": Dirichlet}
-
-
-def assign_samples(samples: Samples, nodes: int, seed: int, partition: Partition) -> tuple[list[Array], list[Array]]:
+def assign_samples(samples: Split, nodes: int, seed: int, partition: Partition) -> tuple[list[Array], list[Array]]:
     """Return the sample numbers per node for train and for val, by the same rule and equal generators."""
     train, val = (
         partition.assign(part.labels, nodes, generator(seed, "partition")) for part in (samples.train, samples.val)
@@ -89,6 +91,13 @@ def assign_samples(samples: Samples, nodes: int, seed: int, partition: Partition
 def _group_by_node(node_of: Array, nodes: int) -> list[Array]:
     order = np.argsort(node_of, kind="stable")
     return np.split(order, np.cumsum(np.bincount(node_of, minlength=nodes))[:-1])
+
+
+def _check_classes(labels: Array, name: str) -> None:
+    if labels.ndim != 1 or labels.dtype.kind not in "iub" or int(labels.min()) < 0:
+        raise ValueError(
+            f"partition.name: {name} needs class numbers 0, 1, … as labels, got {labels.dtype} {labels.shape}; use iid"
+        )
 
 
 def _check_enough(labels: Array, nodes: int) -> None:

@@ -1,32 +1,46 @@
-"""List the built-in tasks and data sets.
+"""Register tasks, data sets and partitions: built-in ones by the module that has them, a user's by a plugin.
 
-    task                  x (upper level)                      y (lower level)    data sets
-    coefficient_tuning    regularisation coefficients          linear classifier  digits, newsgroups, synthetic_text
-    hyper_representation  hidden layers of a perceptron        linear head        digits, mnist
-    quadratic             a vector                             a vector           none: solutions in closed form
+    task                  x (upper level)                      y (lower level)        data sets
+    coefficient_tuning    regularisation coefficients          linear classifier      digits, newsgroups, a9a, ...
+    hyper_representation  hidden layers of a perceptron        linear head            digits, mnist, ...
+    quadratic             a vector                             a vector               none: solutions in closed form
 
-To add a task, write its module in problems/ and a line here; to add a data set, write its module in datasets/ and a
-line here. Partitions are listed in partitions.py.
+To add a task, write its module in problems/ with `@task("name")` and a line here; the same for a data set in datasets/.
 """
 
-from dbo.tasks.api import DataSet, Task
-from dbo.tasks.datasets.digits import Digits
-from dbo.tasks.datasets.mnist import Mnist
-from dbo.tasks.datasets.newsgroups import Newsgroups
-from dbo.tasks.datasets.synthetic_text import SyntheticText
-from dbo.tasks.problems.coefficient_tuning import CoefficientTuning
-from dbo.tasks.problems.hyper_representation import HyperRepresentation
-from dbo.tasks.problems.quadratic import Quadratic
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
-TASKS: dict[str, type[Task]] = {
-    "coefficient_tuning": CoefficientTuning,
-    "hyper_representation": HyperRepresentation,
-    "quadratic": Quadratic,
-}
+from dbo.components import Registry
 
-DATASETS: dict[str, type[DataSet]] = {
-    "digits": Digits,
-    "newsgroups": Newsgroups,
-    "mnist": Mnist,
-    "synthetic_text": SyntheticText,
-}
+if TYPE_CHECKING:
+    from dbo.tasks.protocol import DataSet, Partition, Task
+
+C = TypeVar("C", bound=type)
+
+TASKS: "Registry[type[Task]]" = Registry("task", {
+    name: f"dbo.tasks.problems.{name}" for name in ("coefficient_tuning", "hyper_representation", "quadratic")
+}, methods=("build",))
+
+DATASETS: "Registry[type[DataSet]]" = Registry("dataset", {
+    name: f"dbo.tasks.datasets.{name}" for name in ("digits", "newsgroups", "mnist", "synthetic_text")
+}, methods=("load",))
+
+PARTITIONS: "Registry[type[Partition]]" = Registry(
+    "partition", dict.fromkeys(("iid", "by_class", "dirichlet"), "dbo.tasks.partitions"), methods=("assign",)
+)
+
+
+def task(name: str) -> Callable[[C], C]:
+    """Register the decorated class as a task: a `Task` or a `TorchTask`, with its parameters as typed attributes."""
+    return TASKS.register(name)
+
+
+def dataset(name: str) -> Callable[[C], C]:
+    """Register the decorated class as a data set: `load(seed, data_dir)` returns a `Split`."""
+    return DATASETS.register(name)
+
+
+def partition(name: str) -> Callable[[C], C]:
+    """Register the decorated class as a partition: `assign(labels, nodes, rng)` returns sample numbers per node."""
+    return PARTITIONS.register(name)

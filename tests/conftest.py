@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import hypothesis
 import pytest
 
-from dbo.algorithms import registry
+from dbo import components
 from dbo.platform.cli import main
 from dbo.platform.config import plugins
 
@@ -107,11 +107,19 @@ Command = Callable[..., Completed]
 @pytest.fixture(autouse=True)
 def _restore_registries() -> Iterator[None]:
     """Remove what a test's plugins have registered."""
-    registered, loaded = dict(registry.algorithms()), dict(plugins._loaded)
+    tables = [registry._found for registry in components.all_registries()] + [plugins._loaded]
+    before = [dict(table) for table in tables]
     yield
-    for current, before in ((registry._registry, registered), (plugins._loaded, loaded)):
-        current.clear()
-        current.update(before)
+    for table, old in zip(tables, before, strict=True):
+        for name in table.keys() - old.keys():
+            if name not in old and not _is_built_in(name):
+                del table[name]
+        table.update(old)
+    plugins._shipped.clear()
+
+
+def _is_built_in(name: str) -> bool:
+    return any(registry.is_built_in(name) for registry in components.all_registries())
 
 
 @pytest.fixture

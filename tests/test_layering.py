@@ -22,7 +22,7 @@ class Rule:
 
 
 ARRAYS = frozenset({"array_api_compat", "numba", "numpy", "scipy", "sklearn", "torch", "torchvision"})
-LEAVES = ("dbo.parameters", "dbo.version", "dbo.platform.errors")
+LEAVES = ("dbo.components", "dbo.parameters", "dbo.version", "dbo.platform.errors")
 NETWORK = (*LEAVES, "dbo.platform.network", "dbo.algorithms.api")
 CONFIG = (
     *LEAVES, "dbo.platform.config", "dbo.platform.network.topology", "dbo.algorithms.api", "dbo.algorithms.registry",
@@ -39,10 +39,12 @@ RECORDED = (
 )
 RULES = {
     "dbo/parameters.py": Rule(dbo=(), libraries=frozenset()),
+    "dbo/components.py": Rule(dbo=(), libraries=frozenset()),
     "dbo/version.py": Rule(dbo=(), libraries=frozenset()),
-    "tasks": Rule(dbo=("dbo.tasks", "dbo.parameters"), libraries=ARRAYS),
+    "tasks": Rule(dbo=("dbo.tasks", "dbo.components", "dbo.parameters"), libraries=ARRAYS),
     # asyncio: readers expect an event loop where they see `await`; there is none, the engine drives by hand.
-    "algorithms": Rule(dbo=("dbo.algorithms", "dbo.parameters"), libraries=ARRAYS, never=frozenset({"asyncio"})),
+    "algorithms": Rule(
+        dbo=("dbo.algorithms", "dbo.components", "dbo.parameters"), libraries=ARRAYS, never=frozenset({"asyncio"})),
     "platform/errors.py": Rule(dbo=(), libraries=frozenset()),
     "platform/network": Rule(dbo=NETWORK),
     "platform/config": Rule(dbo=CONFIG, never=frozenset({"ray", "mlflow"})),

@@ -8,16 +8,20 @@ The message of a row with NaN or inf is not finite either: otherwise a diverged 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from array_api_compat import array_namespace, device
+from dbo.components import Registry
 
 from dbo.algorithms.gossip import Message, dense
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
 from dbo.parameters import param
+
+C = TypeVar("C", bound=type)
 
 
 @runtime_checkable
@@ -31,6 +35,18 @@ class Compressor(Protocol):
         """Return δ in E‖Q(v) − v‖² ≤ (1 − δ)‖v‖² for every v of `dim` entries."""
 
 
+COMPRESSORS: Registry[type[Compressor]] = Registry(
+    "compressor", dict.fromkeys(("identity", "top_k", "rand_k", "qsgd", "sign"), __name__),
+    methods=("__call__", "contraction"),
+)
+
+
+def compressor(name: str) -> Callable[[C], C]:
+    """Register the decorated class as a compressor: `__call__(rows, key, channel)` and `contraction(dim)`."""
+    return COMPRESSORS.register(name)
+
+
+@compressor("identity")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Sends every entry as it is."""
@@ -43,6 +59,7 @@ class Identity:
         return 1.0
 
 
+@compressor("top_k")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK:
     """Keeps the largest entries by magnitude, unscaled."""
@@ -59,6 +76,7 @@ class TopK:
         return count_kept(self.ratio, dim) / dim
 
 
+@compressor("rand_k")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandK:
     """Keeps randomly sampled entries, unscaled."""
@@ -81,6 +99,7 @@ class RandK:
         return count_kept(self.ratio, dim) / dim
 
 
+@compressor("qsgd")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qsgd:
     """Rounds entries at random to multiples of a fraction of the row's norm, scaled down to be contractive."""
@@ -112,6 +131,7 @@ class Qsgd:
         return 1 / (1 + self.variance(dim))
 
 
+@compressor("sign")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
     """Sends the sign of each entry and the row's mean magnitude."""
@@ -127,15 +147,6 @@ class Sign:
     def contraction(self, dim: int) -> float:
         """δ = 1/d: with the unit ‖v‖₁/d and sign(0) = +1, ‖Q(v) − v‖² = ‖v‖² − ‖v‖₁²/d, and ‖v‖₁ ≥ ‖v‖₂."""
         return 1 / dim
-
-
-COMPRESSORS: dict[str, type[Compressor]] = {
-    "identity": Identity,
-    "top_k": TopK,
-    "rand_k": RandK,
-    "qsgd": Qsgd,
-    "sign": Sign,
-}
 
 
 def count_kept(ratio: float, dim: int) -> int:

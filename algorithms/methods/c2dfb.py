@@ -15,6 +15,8 @@ departs: reference points start at 0 (the paper leaves them open).
 departs: before the inner loop the tracker adds the change of the gradient that the new x causes. The paper does not
 specify at which x its ∇r^0 is taken; re-evaluating it without this correction makes (1/m) Σ s_i drift away from the
 mean gradient permanently.
+departs: with mini-batches the trackers follow sampled gradients: the mean of s is the mean of the last ones. One batch
+per inner step serves y and z, one serves the three upper gradients: independent ones would multiply the noise by λ.
 departs: every `reset_every` rounds all nodes set ŝ and Σ_j w_ij ŝ_j to 0 at once, as at the start, which takes no
 message. That sum only accumulates, and rounding errors from when s was large enter the trackers in every later step:
 without the reset a float32 run drifts away from its solution. Near the solution s is close to 0 and little is lost.
@@ -51,10 +53,10 @@ class Loops:
 
     inner_steps: int = param(15, ge=1, help="K, compressed steps of the two inner loops per round")
     lam: float = param(10.0, gt=0, help="penalty λ (called σ in the paper's experiments)")
-    eta_in: float = param(1.0, gt=0, help="step size of the inner loops")
-    eta_out: float = param(1.0, gt=0, help="step size of x")
-    gamma_in: float = param(0.5, gt=0, le=1, help="consensus step of the inner loops")
-    gamma_out: float = param(0.5, gt=0, le=1, help="consensus step of x and its tracker")
+    eta_in: float = param(1.0, gt=0, help="step size of the inner loops", schedule=True)
+    eta_out: float = param(1.0, gt=0, help="step size of x", schedule=True)
+    gamma_in: float = param(0.5, gt=0, le=1, help="consensus step of the inner loops", schedule=True)
+    gamma_out: float = param(0.5, gt=0, le=1, help="consensus step of x and its tracker", schedule=True)
     y_objective: YObjective = param("h_over_lambda", help="what the y loop descends on: h / λ, or h = f + λ g")
     tracker: Literal["refresh", "cached"] = param(
         "refresh",
@@ -118,12 +120,13 @@ Residual: TypeAlias = Message | Packed      # compressed
 
 def init(shard: Shard, cfg: Config) -> State:
     """Initialize Algorithm 1: z = y, both trackers at the local gradients, references at zero."""
-    x, y = shard.x0, shard.y0
-    u = upper_gradient(shard, cfg.lam, x, y, y)
+    t, x, y = counter(shard), shard.x0, shard.y0
+    batch = shard.sample(round_key(shard, t))
+    u = upper_gradient(batch, cfg.lam, x, y, y)
     return State(
-        t=counter(shard), x=x, s=u, u=u,
-        loop_y=start(y, y_gradient(shard, cfg.lam, cfg.y_objective, x, y)),
-        loop_z=start(y, shard.g_y(x, y)),
+        t=t, x=x, s=u, u=u,
+        loop_y=start(y, y_gradient(batch, cfg.lam, cfg.y_objective, x, y)),
+        loop_z=start(y, batch.g_y(x, y)),
     )
 
 
@@ -149,7 +152,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "c2dfb", config=Config, state=State, init=init,
-    packets=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
+    packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 2, penalty=lambda cfg: cfg.lam,
     paper_counts={"y_s": 0.0, "z_s": 0.0},   # Table 1 counts 2K of a round's 4K compressed messages
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,
@@ -161,24 +164,26 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
     wx, ws = await mix(x=st.x, s=st.s)
     x = st.x + cfg.gamma_out * (wx - st.x) - cfg.eta_out * st.s                                       # Alg. 1, l. 4
 
-    def grad_y(y: Array) -> Array:
-        return y_gradient(shard, cfg.lam, cfg.y_objective, x, y)
-
-    def grad_z(z: Array) -> Array:
-        return shard.g_y(x, z)
+    def gradients(step: int) -> tuple[Gradient, Gradient]:
+        """Return ∇r_i of the y loop and of the z loop; one batch serves both."""
+        batch = shard.sample(key.at(step))
+        return (lambda y: y_gradient(batch, cfg.lam, cfg.y_objective, x, y)), (lambda z: batch.g_y(x, z))
 
     loop_y, loop_z, key = st.loop_y, st.loop_z, round_key(shard, st.t)
     if cfg.reset_every and key.round and key.round % cfg.reset_every == 0:
         loop_y, loop_z = reset(loop_y), reset(loop_z)
     if cfg.tracker == "refresh":
+        grad_y, grad_z = gradients(0)
         loop_y, loop_z = refresh(loop_y, grad_y), refresh(loop_z, grad_z)
     for k in range(cfg.inner_steps):                                                                  # Alg. 1, l. 6–7
+        grad_y, grad_z = gradients(k + 1)
         loop_y, y_d, y_s = inner_step(loop_y, grad_y, cfg, key.at(k), "y")
         loop_z, z_d, z_s = inner_step(loop_z, grad_z, cfg, key.at(k), "z")
         wy_d, wy_s, wz_d, wz_s = await mix(y_d=y_d, y_s=y_s, z_d=z_d, z_s=z_s)
         loop_y, loop_z = receive(loop_y, wy_d, wy_s), receive(loop_z, wz_d, wz_s)
 
-    u = upper_gradient(shard, cfg.lam, x, loop_y.d, loop_z.d)                                         # Alg. 1, l. 9
+    batch = shard.sample(key.at(cfg.inner_steps + 1))
+    u = upper_gradient(batch, cfg.lam, x, loop_y.d, loop_z.d)                                         # Alg. 1, l. 9
     s = st.s + (cfg.gamma_out * (ws - st.s) + (u - st.u))                                             # Alg. 1, l. 11
     return State(t=st.t + 1, x=x, s=s, u=u, loop_y=loop_y, loop_z=loop_z)
 

@@ -1,6 +1,6 @@
 """`dbo list`: show every component that an experiment can name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,10 +60,9 @@ def read_components() -> dict[str, list[Component]]:
     from dbo.platform.config.engines import ENGINES
     from dbo.platform.config.validation import list_parameters, summarize
     from dbo.platform.network.topology import TOPOLOGIES
-    from dbo.tasks.partitions import PARTITIONS
-    from dbo.tasks.registry import DATASETS, TASKS
+    from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
-    kinds: dict[str, dict[str, type]] = {
+    kinds: dict[str, Mapping[str, Any]] = {
         "tasks": TASKS, "data sets": DATASETS, "topologies": TOPOLOGIES, "partitions": PARTITIONS,
         "compressors": COMPRESSORS, "engines": ENGINES,
     }
@@ -125,5 +124,5 @@ def _format(value: Any) -> str:
         return "null"
     if isinstance(value, float):
         return f"{value:g}"
-    name = next((name for name, kind in COMPRESSORS.items() if kind is type(value)), None)
+    name = COMPRESSORS.find_name(type(value))
     return str(value).replace(type(value).__name__, name) if name else str(value)

@@ -23,6 +23,7 @@ NUMERICS = (
     "dbo.platform.network.packet",          # what a neighbour receives
     "dbo.platform.network.codecs",          # the same: forms of a row, and their lengths in the metrics
     "dbo.platform.network.ledger",          # bytes and values in the metrics
+    "dbo.platform.config.schedules",        # step sizes of a round
     "dbo.platform.engine.base",             # rows of all nodes in node order, maxima of counters
     "dbo.platform.engine.block",            # weighted sums of the neighbours' rows, in node order
     "dbo.platform.engine.device",           # array types and threads of the arithmetic
@@ -35,7 +36,7 @@ _FOLLOWED = ("dbo.algorithms", "dbo.tasks", "dbo.parameters")
 # Lists of components, and claims for `dbo verify`, which no round may use: another line in them invalidates no run.
 _WITHOUT_NUMERICS = frozenset({"dbo.algorithms.registry", "dbo.algorithms.claims", "dbo.tasks.registry"})
 # Re-exports: whoever imports a name from here depends on the module that defines it, not on all the others.
-_FACADES = frozenset({"dbo.algorithms.api"})
+_FACADES = frozenset({"dbo.algorithms.api", "dbo.tasks.api"})
 # A checkout has `dbo.parameters` in dbo/ and the packages beside it, a wheel has all of them in dbo/.
 _ROOTS = (Path(parameters.__file__).parent, Path(registry.__file__).parents[1])
 

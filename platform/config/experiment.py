@@ -3,12 +3,12 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -23,16 +23,16 @@ from pydantic import (
 
 from dbo.algorithms.api import COMPRESSORS
 from dbo.algorithms.registry import Algorithm, algorithms
-from dbo.platform.config import code_identity, paths, presets, tracking_uri, yaml_io
+from dbo.platform.config import code_identity, models, paths, presets, tracking_uri, yaml_io
 from dbo.platform.config import overrides as overriding
 from dbo.platform.config import plugins as plugging
 from dbo.platform.config.engines import ENGINES, EngineSettings
+from dbo.platform.config.schedules import Schedules, build_schedule, split_schedules
 from dbo.platform.config.validation import DataclassInstance, build, format_error, pick, validate
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import TOPOLOGIES, Topology
-from dbo.tasks.api import DataSet, Partition, Task
-from dbo.tasks.partitions import PARTITIONS
-from dbo.tasks.registry import DATASETS, TASKS
+from dbo.tasks.api import Batches, DataSet, Partition, Task
+from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
 Section = dict[str, Any]
 
@@ -62,6 +62,17 @@ class Parts:
     topology: Topology
     partition: Partition
     engine: EngineSettings
+    batches: Batches
+    schedules: Schedules
+
+
+class BatchSize(BaseModel):
+    """Samples per node and step on each level."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    lower: int | None = Field(None, ge=1, description="train samples; null: all")
+    upper: int | None = Field(None, ge=1, description="validation samples; null: all")
 
 
 class Experiment(BaseModel):
@@ -76,6 +87,12 @@ class Experiment(BaseModel):
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     dtype: Literal["float32", "float64"] = Field("float32", description="of all variables and messages")
+    batch_size: Annotated[int, Field(ge=1)] | BatchSize | None = Field(
+        None, description="samples per node and step: null (all), a number, or {lower, upper}")
+    batch_per: Literal["step", "round"] = Field("step", description="draw a new batch in every step, or once a round")
+    batch_order: Literal["independent", "epoch"] = Field(
+        "independent", description="draw every batch anew, or use all samples before one is repeated")
+    start: str | None = Field(None, description="run folder or model file whose x and y the run starts from")
     task: Section = Field({"name": "coefficient_tuning"}, description="the problem and its data set")
     algorithm: Section = Field({"name": "c2dfb"}, description="the method; missing parameters: preset, then default")
     topology: Section = Field({"name": "ring"}, description="the graph of the network")
@@ -83,7 +100,7 @@ class Experiment(BaseModel):
     engine: Section = Field({"name": "ray"}, description="where the nodes run")
     tracking: Tracking = Field(Tracking(), description="the MLflow store and experiment")
     data_dir: str | None = Field(None, description="folder of downloaded data; null: the loaders' own cache")
-    plugins: tuple[str, ...] = Field((), description="Python files or modules with further algorithms")
+    plugins: tuple[str, ...] = Field((), description="Python files or modules with further components")
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -126,6 +143,7 @@ class Experiment(BaseModel):
         }
         for name, section in sections.items():
             object.__setattr__(made, name, section)
+        object.__setattr__(made, "batch_size", _resolve_batch_size(made.batch_size))
         made._given = dict(data) if isinstance(data, Mapping) else {}
         try:
             _ = made.parts    # an error that only shows when a component is built is an input error too
@@ -137,8 +155,8 @@ class Experiment(BaseModel):
     def parts(self) -> Parts:
         """The components, built from their sections."""
         task, algorithm = self.task, algorithms()[self.algorithm["name"]]
-        config = _build_config(algorithm, self.algorithm)
-        _check_packets(algorithm, config)
+        config, schedules = _build_config(algorithm, self.algorithm)
+        _check_count(algorithm, "packets", algorithm.packets, config)
         return Parts(
             task=build("task", TASKS[task["name"]], task),
             data=build("task", DATASETS[task["dataset"]], task) if "dataset" in task else None,
@@ -147,6 +165,22 @@ class Experiment(BaseModel):
             topology=build("topology", TOPOLOGIES[self.topology["name"]], self.topology),
             partition=build("partition", PARTITIONS[self.partition["name"]], self.partition),
             engine=build("engine", ENGINES[self.engine["name"]], self.engine),
+            batches=self._build_batches(algorithm, config),
+            schedules=schedules,
+        )
+
+    def _build_batches(self, algorithm: Algorithm, config: DataclassInstance) -> Batches:
+        size = self.batch_size
+        if not isinstance(size, BatchSize):
+            return Batches(lower=size, upper=size, per=self.batch_per, order=self.batch_order)
+        per_round = _check_count(algorithm, "batches", algorithm.batches, config)
+        if self.batch_order == "epoch" and self.batch_per == "step" and per_round is None:
+            raise InputError(
+                f"batch_order: epoch is not allowed with {algorithm.name}: its decorator does not declare "
+                f"batches=lambda cfg: …, the number that it draws per round; use independent or batch_per=round"
+            )
+        return Batches(
+            lower=size.lower, upper=size.upper, per=self.batch_per, order=self.batch_order, per_round=per_round or 1
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,24 +219,32 @@ class Experiment(BaseModel):
         """What determines the result: settings, plugins, and the code of ours that runs."""
         parts, plugins = self.parts, plugging.read_sources(self.plugins)
         components = [type(part).__module__ for part in (parts.task, parts.data, parts.partition, parts.config)]
+        components += [type(parts.topology).__module__] + [
+            type(value).__module__ for name in ("compressor",) if (value := getattr(parts.config, name, None))
+        ]
         identity = {key: value for key, value in self.to_dict().items() if key not in {"tracking", "data_dir"}}
         identity["engine"] = {key: v for key, v in self.engine.items() if key not in parts.engine.runtime_only}
         identity["plugins"] = [plugin.digest for plugin in plugins]
         identity["code"] = code_identity.hash_modules([*components, parts.algorithm.round.__module__], plugins)
         if "file" in self.topology:
-            identity["topology"] = {"name": self.topology["name"], "edges": _hash_file(self.topology["file"])}
+            edges = models.hash_file("topology.file", self.topology["file"])
+            identity["topology"] = {"name": self.topology["name"], "edges": edges}
+        identity["task"] = {
+            key: models.hash_file(f"task.{key}", value) if paths.is_file_key(key) and value else value
+            for key, value in identity["task"].items()
+        }
+        if self.start is None:
+            identity.pop("start")
+        else:
+            identity["start"] = models.hash_start(self.start)
+        if self.batch_size is None:      # how batches are drawn does not matter without batches
+            for key in ("batch_size", "batch_per", "batch_order"):
+                identity.pop(key)
         return identity
 
 
 def _hash(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def _hash_file(path: str) -> str:
-    try:
-        return hashlib.sha256(paths.expand_user(path).read_bytes()).hexdigest()
-    except OSError as error:
-        raise InputError(f"topology.file: {path} cannot be read: {error.strerror}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -228,12 +270,29 @@ def _resolve_task(section: Section) -> Section:
     """Resolve a task with the parameters of its data set, which may change defaults of the task."""
     name, given = _split_name("task", TASKS, section)
     task = TASKS[name]
-    kinds: tuple[type, ...] = (task,)
-    if task.datasets:
-        dataset = pick("task.dataset", given.get("dataset", task.datasets[0]), task.datasets)
-        kinds = (task, DATASETS[dataset])
-        given = {**task.dataset_defaults.get(dataset, {}), **given}
-    return {"name": name, **validate("task", kinds, given)}
+    if not task.datasets:
+        return {"name": name, **validate("task", (task,), given)}
+    chosen = given.pop("dataset", task.datasets[0])
+    if isinstance(chosen, Mapping):          # {name: csv, file: …} beside the task's own parameters
+        given |= {key: value for key, value in chosen.items() if key != "name"}
+        chosen = chosen.get("name", task.datasets[0])
+    dataset = pick("task.dataset", chosen, DATASETS)
+    if _is_sparse(dataset) and not task.accepts_sparse:
+        dense = ", ".join(known for known in DATASETS if not _is_sparse(known))
+        raise InputError(f"task.dataset: {dataset} has sparse features, {name} needs dense ones; allowed: {dense}")
+    given = {**task.dataset_defaults.get(dataset, {}), **given}
+    filled = validate("task", (task, DATASETS[dataset]), given)
+    return {"name": name, "dataset": dataset, **filled}
+
+
+def _is_sparse(dataset: str) -> bool:
+    return bool(getattr(DATASETS[dataset], "sparse_features", False))
+
+
+def _resolve_batch_size(size: Any) -> BatchSize | None:
+    if isinstance(size, int):
+        return BatchSize(lower=size, upper=size)
+    return None if size is None or (size.lower is None and size.upper is None) else size
 
 
 def _resolve_algorithm(section: Section, task: Section) -> Section:
@@ -242,9 +301,10 @@ def _resolve_algorithm(section: Section, task: Section) -> Section:
     name, given = _split_name("algorithm", known, section)
     preset = presets.find_preset(name, task["name"], task.get("dataset"))
     config = known[name].config
+    values, schedules = split_schedules(config, preset | given)
     if "compressor" not in {field.name for field in fields(config)}:
-        return {"name": name, **validate("algorithm", (config,), preset | given)}
-    filled = validate("algorithm", (config,), {key: v for key, v in (preset | given).items() if key != "compressor"})
+        return {"name": name, **validate("algorithm", (config,), values), **schedules}
+    filled = validate("algorithm", (config,), {key: v for key, v in values.items() if key != "compressor"}) | schedules
     default = preset.get("compressor") or _describe_compressor(filled["compressor"])
     chosen = _override_compressor(default, given.get("compressor"))
     filled["compressor"] = _resolve_component("algorithm.compressor", COMPRESSORS, chosen)
@@ -260,33 +320,42 @@ def _override_compressor(default: Section, given: Any) -> Section:
 
 
 def _describe_compressor(compressor: Any) -> Section:
-    name = next((name for name, kind in COMPRESSORS.items() if kind is type(compressor)), None)
+    name = COMPRESSORS.find_name(type(compressor))
     if name is None:
         raise InputError(f"algorithm.compressor: {compressor!r} is not allowed; allowed: {', '.join(COMPRESSORS)}")
     return {"name": name, **asdict(compressor)}
 
 
-def _build_config(algorithm: Algorithm, section: Section) -> DataclassInstance:
+def _build_config(algorithm: Algorithm, section: Section) -> tuple[DataclassInstance, Schedules]:
+    """Return the configuration of the start, and the schedules of its step sizes."""
     values = dict(section)
+    schedules = {
+        name: build_schedule(f"algorithm.{name}", value)
+        for name, value in section.items() if isinstance(value, Mapping) and "schedule" in value
+    }
+    values |= {name: schedule.value for name, schedule in schedules.items()}
     if "compressor" in values:
         compressor = values["compressor"]
         values["compressor"] = build("algorithm.compressor", COMPRESSORS[compressor["name"]], compressor)
     config: DataclassInstance = build("algorithm", algorithm.config, values)
-    return config
+    return config, Schedules(schedules)
 
 
-def _check_packets(algorithm: Algorithm, config: DataclassInstance) -> None:
-    """Refuse a declaration that cannot be right before anything starts; it would end the first round."""
-    if algorithm.packets is None:
-        return
+def _check_count(
+    algorithm: Algorithm, name: str, function: Callable[[Any], int] | None, config: DataclassInstance
+) -> int | None:
+    """Return a declared number; refuse one that cannot be right before anything starts."""
+    if function is None:
+        return None
     allowed = "must be a function from the configuration to a whole number ≥ 0, e.g. lambda cfg: 1"
     try:
-        declared = algorithm.packets(config)
+        declared = function(config)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"algorithm {algorithm.name!r}: packets(cfg) fails with {reason}; {allowed}") from error
+        raise InputError(f"algorithm {algorithm.name!r}: {name}(cfg) fails with {reason}; {allowed}") from error
     if not isinstance(declared, Integral) or isinstance(declared, bool) or declared < 0:
-        raise InputError(f"algorithm {algorithm.name!r}: packets(cfg) returns {declared!r:.80}; {allowed}")
+        raise InputError(f"algorithm {algorithm.name!r}: {name}(cfg) returns {declared!r:.80}; {allowed}")
+    return int(declared)
 
 
 def _blame_preset(message: str, given: Section, task: Section) -> str:

@@ -29,6 +29,17 @@ def _is_fixed(path: str) -> bool:
     return not path or path.startswith("~") or "://" in path or os.path.isabs(path)
 
 
+def is_file_key(key: str) -> bool:
+    """Decide whether a parameter of a task or a data set names a file: `file`, `test_file`, …"""
+    return key == "file" or key.endswith("_file")
+
+
+def _map_files(section: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    return {
+        key: change(value) if is_file_key(key) and isinstance(value, str) else value for key, value in section.items()
+    }
+
+
 def _map_paths(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Return the experiment with every path changed; values of a wrong type stay, validation reports them."""
     result = dict(data)
@@ -36,6 +47,11 @@ def _map_paths(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[st
         result["plugins"] = [change(p) if isinstance(p, str) and p.endswith(".py") else p for p in plugins]
     if isinstance(topology := result.get("topology"), Mapping) and isinstance(topology.get("file"), str):
         result["topology"] = {**topology, "file": change(topology["file"])}
-    if isinstance(folder := result.get("data_dir"), str):
-        result["data_dir"] = change(folder)
+    if isinstance(task := result.get("task"), Mapping):
+        result["task"] = _map_files(task, change)
+        if isinstance(dataset := task.get("dataset"), Mapping):
+            result["task"]["dataset"] = _map_files(dataset, change)
+    for key in ("data_dir", "start"):
+        if isinstance(path := result.get(key), str):
+            result[key] = change(path)
     return result

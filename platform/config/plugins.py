@@ -1,28 +1,41 @@
-"""Load a user's algorithms: Python files or modules that an experiment names under `plugins`.
+"""Load a user's components: Python files or modules that an experiment names under `plugins`.
 
-A plugin is code and runs with the rights of whoever runs the experiment: name only files that you would run yourself.
+A plugin registers tasks, data sets, partitions, topologies, compressors and algorithms. It is code and runs with the
+rights of whoever runs the experiment: name only files that you would run yourself.
 """
 
 import hashlib
 import importlib
 import sys
 import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from dbo.algorithms import registry
-from dbo.algorithms.registry import Algorithm, algorithms
+from dbo import components
+from dbo.algorithms.registry import Algorithm
 from dbo.platform.config.code_identity import Source, combine, parse_source, read_source
 from dbo.platform.config.paths import expand_user
 from dbo.platform.config.validation import validate_defaults
 from dbo.platform.errors import InputError
 
+_KINDS = "task, dataset, partition, topology, compressor or algorithm"
 _loaded: dict[str, bytes] = {}      # module → the source that runs: a file that was edited meanwhile is run again
+_shipped: set[str] = set()          # modules whose source came from another process: their file may not exist here
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedPlugin:
+    """A plugin's file on its way to another process."""
+
+    module: str
+    file: str
+    source: bytes
 
 
 def load(plugins: tuple[str, ...]) -> None:
     """Import each plugin once; experiments can then name what it registers."""
-    algorithms()       # built-ins first: a plugin that uses one of their names is the one to refuse
     for number, plugin in enumerate(plugins):
         where = f"plugins.{number}"
         try:
@@ -30,15 +43,25 @@ def load(plugins: tuple[str, ...]) -> None:
                 _load_file(Path(plugin))
             else:
                 importlib.import_module(plugin)
-                if not any(_top(found.round.__module__) == _top(plugin) for found in algorithms().values()):
-                    raise InputError(f"{plugin} registers no algorithm")
-                _validate_algorithms(plugin)
+                if not components.find_owned(_top(plugin)):
+                    raise InputError(f"{plugin} registers no {_KINDS}")
+                _validate_components(plugin)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         except ImportError as error:
             raise InputError(f"{where}: {plugin} cannot be imported: {_explain(Path(plugin), error)}") from error
         except (Exception, SystemExit) as error:
-            raise InputError(f"{where}: {plugin} cannot be imported: {type(error).__name__}: {error}") from error
+            at = _find_line(error, Path(plugin))
+            raise InputError(f"{where}: {plugin} cannot be imported{at}: {type(error).__name__}: {error}") from error
+
+
+def _find_line(error: BaseException, plugin: Path) -> str:
+    """Return the line of a plugin's file where its import failed; empty if that is unknown."""
+    if isinstance(error, SyntaxError):
+        return ""          # its message has the line
+    file = str(expand_user(plugin).resolve())
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f", line {lines[-1]}" if lines else ""
 
 
 def _explain(plugin: Path, error: ImportError) -> str:
@@ -54,28 +77,49 @@ def _explain(plugin: Path, error: ImportError) -> str:
 
 def _load_file(path: Path) -> None:
     name, file = _module_name(path), expand_user(path)
+    if name in _shipped:
+        return
     try:
         source = file.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    _execute(name, str(file.resolve()), source, str(path))
+
+
+def _execute(name: str, file: str, source: bytes, shown: str) -> None:
+    """Run a plugin's source as a module of its own, unless this very source runs already."""
     if _loaded.get(name) == source:
         return
     module = ModuleType(name)
-    module.__file__ = str(file.resolve())
+    module.__file__ = file
     sys.modules[name] = module
-    registry.forget(name)              # what the file registered before it was edited
+    components.forget(name)            # what the file registered before it was edited
     try:
-        exec(compile(source, module.__file__, "exec"), module.__dict__)
-        if not any(found.round.__module__ == name for found in algorithms().values()):
-            how = "write @algorithm(…) above its round; name one in another file as plugins=[package.module]"
-            raise InputError(f"{path} registers no algorithm: {how}")
-        _validate_algorithms(name)
+        exec(compile(source, file, "exec"), module.__dict__)
+        if not components.find_owned(name):
+            how = "write @dbo.task(…), @dbo.algorithm(…), … above it"
+            raise InputError(
+                f"{shown} registers no {_KINDS}: {how}; name one in another file as plugins=[package.module]")
+        _validate_components(name)
     except BaseException:
         del sys.modules[name]
-        registry.forget(name)          # no experiment can name an invalid algorithm
+        components.forget(name)        # no experiment can name an invalid component
         _loaded.pop(name, None)
         raise
     _loaded[name] = source
+
+
+def ship(plugins: Iterable[str]) -> tuple[ShippedPlugin, ...]:
+    """Return the loaded files among the plugins: another process runs them before it unpickles objects of theirs."""
+    modules = [_module_name(Path(plugin)) for plugin in plugins if plugin.endswith(".py")]
+    return tuple(ShippedPlugin(name, str(sys.modules[name].__file__), _loaded[name]) for name in modules)
+
+
+def receive(plugins: Iterable[ShippedPlugin]) -> None:
+    """Run plugins that another process has shipped; their files need not exist on this machine."""
+    for plugin in plugins:
+        _execute(plugin.module, plugin.file, plugin.source, plugin.file)
+        _shipped.add(plugin.module)
 
 
 def plugin_files() -> set[str]:
@@ -89,11 +133,14 @@ def locate_error(error: BaseException) -> str:
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
-def _validate_algorithms(module: str) -> None:
-    """Refuse an algorithm whose own defaults or claim are wrong before an experiment uses it."""
-    for found in algorithms().values():
-        if f"{found.round.__module__}.".startswith(f"{module}."):
+def _validate_components(module: str) -> None:
+    """Refuse a component whose own defaults or claim are wrong before an experiment uses it."""
+    for registry, name in components.find_owned(module):
+        found = registry[name]
+        if isinstance(found, Algorithm):
             _validate_algorithm(found)
+        else:
+            validate_defaults(f"{registry.kind} {name!r}", found)
 
 
 def _validate_algorithm(found: Algorithm) -> None:

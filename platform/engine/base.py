@@ -1,18 +1,20 @@
 """Define what a run needs of an engine, and the helpers that all engines share."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from dbo.algorithms.api import Algorithm, Array
+from dbo.platform.config.plugins import ShippedPlugin
+from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.topology import Network
-from dbo.tasks.api import Problem
+from dbo.tasks.api import Batches, Problem
 
 Blocks: TypeAlias = Sequence[Sequence[int]]      # the nodes of each block
 Record: TypeAlias = dict[str, Any]               # the metrics of one evaluation, ready for JSON
@@ -28,6 +30,9 @@ class RunSpec:
     network: Network
     experiment: dict[str, Any]          # resolved; Ray actors build the algorithm and its configuration from it
     blocks: Blocks | None = None        # the packing of the run that is resumed; None: the engine chooses one
+    batches: Batches = field(default_factory=Batches)
+    schedules: Schedules = field(default_factory=Schedules)
+    plugins: tuple[ShippedPlugin, ...] = ()     # that other processes run before they unpickle the problem
 
 
 def gather_rows(blocks: Blocks, parts: Iterable[Array]) -> Array:

@@ -28,6 +28,7 @@ from dbo.algorithms.api import (
 )
 from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, weighted_sum
 from dbo.platform.config.plugins import locate_error
+from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Blocks
 from dbo.platform.engine.device import Cpu, Device, copy_to_host
@@ -38,7 +39,7 @@ from dbo.platform.network.codecs import RowType, WireError
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.packet import Header, Packet, decode, encode, expect_rows, measure
 from dbo.platform.network.topology import Network
-from dbo.tasks.api import Problem
+from dbo.tasks.api import Batches, Problem
 
 Packets: TypeAlias = dict[int, bytes]                           # sender → its encoded packet
 Received: TypeAlias = Mapping[int, bytes | memoryview]          # the same, in any memory
@@ -118,10 +119,13 @@ class Block:
         ids: Sequence[int],
         epoch: int = 0,
         device: Device | None = None,
+        batches: Batches | None = None,
+        schedules: Schedules | None = None,
     ) -> None:
         self.algorithm, self.config, self.ids, self.epoch = algorithm, config, tuple(ids), epoch
         self.device = device or Cpu()
-        self.shard = CountingShard(self.device.place(problem.shard(self.ids)))
+        self.shard = CountingShard(self.device.place(problem.shard(self.ids)), batches)
+        self._schedules = schedules or Schedules()
         own = set(self.ids)
         self.remote = tuple(sorted({j for i in self.ids for j in network.neighbours[i]} - own))
         # Rows with a neighbour in another block: only their packets are encoded.
@@ -144,7 +148,7 @@ class Block:
         self.ledger = Ledger(self.ids, self._degree)
         if can_fuse(self.shard.y0):
             compile_kernels(self.shard.y0.dtype.name)
-        self.state: Any = init_state(self.algorithm, self.shard, self.config)
+        self.state: Any = init_state(self.algorithm, self.shard, self._schedules.apply(self.config, 0))
         self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flatten(self.state).items()}
         self._sent = 0                       # packets of the last round that has ended
 
@@ -154,7 +158,8 @@ class Block:
         """Start a round; return the first packets to other blocks, or None if the algorithm sends nothing at all."""
         if self._round is not None:
             raise ProtocolError(f"round {round_} cannot begin: round {self._round.number} is open")
-        coroutine = self.algorithm.round(self.state, self.shard, self.config)
+        config = self._schedules.apply(self.config, round_)
+        coroutine = self.algorithm.round(self.state, self.shard, config)
         if not isinstance(coroutine, Coroutine):
             raise ProtocolError(f"{self.algorithm.name}: its round is {_describe(coroutine)}; must be an `async def`")
         return self._run(_Round(round_, coroutine), None)
@@ -289,6 +294,7 @@ class Block:
                     f"init made it {dtype} {shape}"
                 )
         self.state, self._round, self._sent = state, None, packets
+        self.shard.forget_batch()
 
     # ---- evaluation and checkpoints --------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 from threadpoolctl import ThreadpoolController
 
-from dbo.algorithms.api import Array, Message, Packed, Shard
+from dbo.algorithms.api import Array, Message, Packed
 from dbo.algorithms.kernels import fused
 from dbo.platform.errors import RunError
 from dbo.tasks.api import Shard as TaskShard
@@ -28,7 +28,7 @@ Mixing: TypeAlias = Callable[[Array], Array]
 class Device(Protocol):
     """Hold the arrays of a block."""
 
-    def place(self, shard: TaskShard) -> Shard:
+    def place(self, shard: TaskShard) -> TaskShard:
         """Return the shard with its arrays on this device."""
 
     def load(self, array: Array) -> Array:
@@ -50,7 +50,7 @@ class Cpu:
     def __init__(self) -> None:
         _keep_memory()
 
-    def place(self, shard: TaskShard) -> Shard:
+    def place(self, shard: TaskShard) -> TaskShard:
         return shard
 
     def load(self, array: Array) -> Array:
@@ -93,7 +93,7 @@ class Torch:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
 
-    def place(self, shard: TaskShard) -> Shard:
+    def place(self, shard: TaskShard) -> TaskShard:
         return shard.to(partial(self._torch.asarray, device=self.name))
 
     def load(self, array: Array) -> Array:
@@ -130,6 +130,9 @@ def numeric_context(pools: ThreadpoolController, threads: int) -> Iterator[None]
     """Fix the thread count, and silence overflow warnings: the run checks for divergence itself."""
     fused.set_threads(threads)
     set_task_threads(threads)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
     with pools.limit(limits=threads), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         yield
 
@@ -176,10 +179,8 @@ def select_device(gpus: float) -> Device:
     """Return the GPU (share) that this process has, or the CPU if `gpus` is 0."""
     if not gpus:
         return Cpu()
-    try:
-        import torch
-    except ImportError:
-        raise RunError("engine.gpus_per_node > 0 needs torch: pip install 'dbo[gpu]'") from None
+    import torch
+
     if not torch.cuda.is_available():
         raise RunError("engine.gpus_per_node > 0, but torch finds no GPU in this process")
     return Torch("cuda")

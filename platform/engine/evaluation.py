@@ -50,9 +50,18 @@ def evaluate(
         "consensus_y": _rms(distance_y),
         "hypergradient_norm": float(np.linalg.norm(_mean(direction).astype(np.float64))),
         **engine.counters(),
+        **_own_metrics(of_mean, of_nodes),
         **problem.task_metrics(x_mean[0], y_mean[0]),
         **_penalty_metrics(problem, algorithm, config, x_mean[0]),
     }, nodes
+
+
+def _own_metrics(of_mean: dict[str, Array], of_nodes: dict[str, Array]) -> Record:
+    """Return a task's metrics besides accuracy and loss: of the mean model, and their mean over the nodes' own."""
+    own = [name for name in of_mean if name not in ("test_accuracy", "test_loss")]
+    return {name: _first(of_mean[name]) for name in own} | {
+        f"node_{name}_mean": float(np.mean(of_nodes[name], dtype=np.float64)) for name in own
+    }
 
 
 def first_nonfinite_metric(record: Record) -> str | None:

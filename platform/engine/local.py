@@ -10,6 +10,7 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from dbo.algorithms.api import Algorithm, Array
+from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Blocks, gather_rows, max_counts
 from dbo.platform.engine.block import Block, Packets, is_round_open
@@ -17,7 +18,7 @@ from dbo.platform.engine.device import numeric_context
 from dbo.platform.engine.state_tree import Flat, chunk_names
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.topology import Network
-from dbo.tasks.api import Problem
+from dbo.tasks.api import Batches, Problem
 
 
 class LocalEngine:
@@ -31,10 +32,15 @@ class LocalEngine:
         network: Network,
         blocks: Blocks,
         threads: int = 1,
+        batches: Batches | None = None,
+        schedules: Schedules | None = None,
     ) -> None:
         self._threads, self._pools = threads, ThreadpoolController()
         with numeric_context(self._pools, self._threads):
-            self.local_blocks = [Block(algorithm, config, problem, network, ids) for ids in blocks]
+            self.local_blocks = [
+                Block(algorithm, config, problem, network, ids, batches=batches, schedules=schedules)
+                for ids in blocks
+            ]
         self.blocks: Blocks = [list(ids) for ids in blocks]
 
     def advance(self, round_: int) -> None:

@@ -17,6 +17,7 @@ from dbo.algorithms.api import Array
 from dbo.algorithms.kernels.fused import can_fuse
 from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.plugins import ShippedPlugin, receive
 from dbo.platform.engine.block import Block, BlockView, Packets, Progress
 from dbo.platform.engine.device import numeric_context, select_device, trim_memory
 from dbo.platform.engine.state_tree import Flat
@@ -62,6 +63,11 @@ class BlockActor:
         self._threads, self._pools = 1, ThreadpoolController()
         self._failure: NodeFailure | None = None
 
+    def load_plugins(self, plugins: tuple[ShippedPlugin, ...]) -> None:
+        """Run the plugins of an experiment: `assign` is called after it and unpickles objects of their classes."""
+        self._failure, self._ids = None, ()
+        self._guard("loading plugins", lambda: receive(plugins))
+
     def assign(
         self,
         problem: Problem,
@@ -82,7 +88,8 @@ class BlockActor:
         def start() -> Block:
             parts = Experiment(**experiment).parts
             device = select_device(settings.gpus_per_node)
-            return Block(parts.algorithm, parts.config, problem, network, ids, epoch, device)
+            return Block(
+                parts.algorithm, parts.config, problem, network, ids, epoch, device, parts.batches, parts.schedules)
 
         self._block = self._guard("start", start)
 

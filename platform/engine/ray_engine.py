@@ -42,6 +42,7 @@ class RayEngine:
         self._failed = False
         self._views: list[BlockView] | None = None
         self._unassigned = set(range(len(self.blocks)))     # actors that have no block yet
+        self._plugins = spec.plugins
         self._timed_out = False                         # a result is overdue; which actor hangs is unknown
         try:
             self._gauges = RunGauges(spec.experiment["name"], spec.algorithm.name)
@@ -72,6 +73,9 @@ class RayEngine:
         self._unassigned |= set(self._group.replace(dead))
 
     def _assign(self) -> None:
+        if self._plugins:
+            for number in sorted(self._unassigned):
+                self._actors[number].load_plugins.remote(self._plugins)      # an actor runs its calls in order
         self._collect([
             self._actors[number].assign.remote(
                 self._problem, self._experiment, self._network_ref, self.blocks[number], self._epoch, self._settings,

@@ -1,35 +1,59 @@
-"""Wrap shards and problems: count oracle calls, pool the data of all nodes, keep x at its start."""
+"""Wrap shards and problems: count oracle calls, draw batches, pool the data of all nodes, replace the start."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import Array, Shard, WeightedGradient
-from dbo.tasks.api import Problem
+from dbo.algorithms.api import Array, Key, WeightedGradient
+from dbo.tasks.api import Batches, Problem
 from dbo.tasks.api import Shard as TaskShard
 
-COUNTERS = ("gradient_calls", "hvp_calls", "jvp_calls")
-_GRADIENTS, _HVPS, _JVPS = range(len(COUNTERS))
+COUNTERS = ("gradient_calls", "hvp_calls", "jvp_calls", "samples")
+_GRADIENTS, _HVPS, _JVPS, _SAMPLES = range(len(COUNTERS))
 
 
 class CountingShard:
-    """Count the oracle calls of each row: partial gradients, Hessian- and Jacobian-vector products."""
+    """Count the oracle calls of each row, and the samples that they see; draw batches.
 
-    def __init__(self, shard: Shard) -> None:
+    Partial gradients, Hessian- and Jacobian-vector products are counted apart. A batch adds to the counts of the shard
+    that it was drawn from.
+    """
+
+    def __init__(
+        self, shard: TaskShard, batches: Batches | None = None, calls: NDArray[np.int64] | None = None
+    ) -> None:
         self.shard = shard
         self.nodes, self.dim_x, self.dim_y = shard.nodes, shard.dim_x, shard.dim_y
         self.ids, self.seed, self.x0, self.y0 = shard.ids, shard.seed, shard.x0, shard.y0
         self.f, self.g = shard.f, shard.g
         self.h_y = None if shard.h_y is None else self._count_weighted_gradients(shard.h_y)
-        self.calls: NDArray[np.int64] = np.zeros((len(COUNTERS), shard.nodes), dtype=np.int64)
+        new = np.zeros((len(COUNTERS), shard.nodes), dtype=np.int64)
+        self.calls: NDArray[np.int64] = new if calls is None else calls
+        self._lower, self._upper = shard.sizes
+        self._batches = Batches() if batches is None else batches
+        self._last: tuple[tuple[int, int], CountingShard] | None = None
+
+    def sample(self, key: Key) -> "CountingShard":
+        """Return the same oracles on the samples drawn for this key; with full batches, the shard itself."""
+        if self._batches.is_full:
+            return self
+        drawn = (key.round, 0 if self._batches.per == "round" else key.step)
+        if self._last is None or self._last[0] != drawn:
+            batch = self.shard.draw_batch(self._batches, *drawn)
+            self._last = drawn, CountingShard(batch, calls=self.calls)
+        return self._last[1]
+
+    def forget_batch(self) -> None:
+        """Drop the last batch and what it has cached."""
+        self._last = None
 
     def __getattr__(self, name: str) -> NoReturn:
-        known = "nodes, dim_x, dim_y, ids, seed, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy, h_y"
+        known = "nodes, dim_x, dim_y, ids, seed, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy, h_y, sample"
         raise AttributeError(f"a shard has no {name!r}; it has {known}", name=name, obj=self)
 
     def counters(self) -> dict[str, int]:
@@ -39,37 +63,45 @@ class CountingShard:
     def _count_weighted_gradients(self, h_y: WeightedGradient) -> WeightedGradient:
         def counted(x: Array, y: Array, f_weight: float, g_weight: float) -> Array:
             self.calls[_GRADIENTS] += 2      # ∇_y f and ∇_y g
+            self.calls[_SAMPLES] += self._lower + self._upper
             return h_y(x, y, f_weight, g_weight)
 
         return counted
 
     def f_x(self, x: Array, y: Array) -> Array:
         self.calls[_GRADIENTS] += 1
+        self.calls[_SAMPLES] += self._upper
         return self.shard.f_x(x, y)
 
     def f_y(self, x: Array, y: Array) -> Array:
         self.calls[_GRADIENTS] += 1
+        self.calls[_SAMPLES] += self._upper
         return self.shard.f_y(x, y)
 
     def g_x(self, x: Array, y: Array) -> Array:
         self.calls[_GRADIENTS] += 1
+        self.calls[_SAMPLES] += self._lower
         return self.shard.g_x(x, y)
 
     def g_y(self, x: Array, y: Array) -> Array:
         self.calls[_GRADIENTS] += 1
+        self.calls[_SAMPLES] += self._lower
         return self.shard.g_y(x, y)
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
         self.calls[_HVPS] += 1
+        self.calls[_SAMPLES] += self._lower
         return self.shard.g_yy(x, y, v)
 
     def g_yy_of(self, rows: NDArray[np.bool_], x: Array, y: Array, v: Array) -> Array:
         """Return ∇²_yy g v of all rows, but count it for `rows` only: the algorithm uses no others."""
         self.calls[_HVPS, rows] += 1
+        self.calls[_SAMPLES, rows] += self._lower[rows]
         return self.shard.g_yy(x, y, v)
 
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
         self.calls[_JVPS] += 1
+        self.calls[_SAMPLES] += self._lower
         return self.shard.g_xy(x, y, v)
 
 
@@ -108,7 +140,15 @@ class _WrappedShard(TaskShard):
 
 
 class PooledShard(_WrappedShard):
-    """A single row whose f and g are the means over all nodes."""
+    """A single row whose f and g are the means over all nodes. Its batch is a batch of every node."""
+
+    @property
+    def sizes(self) -> tuple[Array, Array]:
+        lower, upper = self.shard.sizes
+        return lower.sum(keepdims=True), upper.sum(keepdims=True)
+
+    def draw_batch(self, batches: Batches, round_: int, step: int) -> "PooledShard":
+        return pool_shard(self.shard.draw_batch(batches, round_, step))
 
     def _call(self, oracle: Callable[..., Array], x: Array, *rows: Array) -> Array:
         xp = array_namespace(x)
@@ -119,6 +159,13 @@ class PooledShard(_WrappedShard):
 
 class FixedXShard(_WrappedShard):
     """Evaluate every oracle at x0, whatever x the algorithm passes."""
+
+    @property
+    def sizes(self) -> tuple[Array, Array]:
+        return self.shard.sizes
+
+    def draw_batch(self, batches: Batches, round_: int, step: int) -> "FixedXShard":
+        return replace(self, shard=self.shard.draw_batch(batches, round_, step))
 
     def _call(self, oracle: Callable[..., Array], x: Array, *rows: Array) -> Array:
         return oracle(self.x0, *rows)
@@ -136,6 +183,7 @@ class _WrappedProblem:
         self.problem = problem
         self.nodes, self.dim_x, self.dim_y = nodes, problem.dim_x, problem.dim_y
         self.evaluate, self.describe = problem.evaluate, problem.describe
+        self.sample_sizes = problem.sample_sizes
         self.task_metrics, self.penalty_solution = problem.task_metrics, problem.penalty_solution
 
 
@@ -152,6 +200,20 @@ class _FixedXProblem(_WrappedProblem):
         return FixedXShard(shard.ids, shard.seed, shard.x0, shard.y0, shard)
 
 
+class _StartedProblem(_WrappedProblem):
+    def __init__(self, problem: Problem, x: Array, y: Array) -> None:
+        super().__init__(problem, nodes=problem.nodes)
+        self._start = x, y
+
+    def shard(self, ids: Sequence[int]) -> TaskShard:
+        shard = self.problem.shard(ids)
+        x0, y0 = (
+            np.tile(row.astype(old.dtype), (len(ids), 1))
+            for row, old in zip(self._start, (shard.x0, shard.y0), strict=True)
+        )
+        return replace(shard, x0=x0, y0=y0)
+
+
 def pool_nodes(problem: Problem) -> Problem:
     """Return the same problem for an algorithm that runs on one machine with the data of all nodes."""
     return _PooledProblem(problem, nodes=1)
@@ -160,3 +222,13 @@ def pool_nodes(problem: Problem) -> Problem:
 def hold_x(problem: Problem) -> Problem:
     """Return the same problem with x fixed at its start: the algorithm's direction is then its hypergradient there."""
     return _FixedXProblem(problem, nodes=problem.nodes)
+
+
+def start_at(problem: Problem, x: Array, y: Array) -> Problem:
+    """Return the same problem with another common start of x and y, given as (dim,) rows."""
+    for name, row, dim in (("x", x, problem.dim_x), ("y", y, problem.dim_y)):
+        if row.shape != (dim,):
+            raise ValueError(f"start: {name} has {row.size} entries; this task has {dim}")
+        if not np.isfinite(row).all():
+            raise ValueError(f"start: {name} contains NaN or inf; must be finite")
+    return _StartedProblem(problem, x, y)

@@ -6,14 +6,15 @@ need. A graph that cannot carry a run (disconnected, too few nodes for its shape
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 from zlib import crc32
 
 import networkx as nx
 import numpy as np
+from dbo.components import Registry
 from numpy.typing import NDArray
 from scipy.linalg import eigvalsh
 from scipy.sparse import csr_array
@@ -22,6 +23,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from dbo.parameters import param
 
 Graph: TypeAlias = "nx.Graph[int]"
+C = TypeVar("C", bound=type)
 
 _TRIES = 1000            # samples of a random graph before giving up on a connected one
 _DENSE = 500             # nodes up to which all eigenvalues are computed at once
@@ -36,6 +38,21 @@ class Topology(Protocol):
         """Return the graph with nodes 0 … nodes − 1; only random families use the seed."""
 
 
+TOPOLOGIES: Registry[type[Topology]] = Registry(
+    "topology",
+    dict.fromkeys(
+        ("ring", "two_hop", "erdos_renyi", "complete", "star", "torus", "exponential", "edges"), __name__
+    ),
+    methods=("graph",),
+)
+
+
+def topology(name: str) -> Callable[[C], C]:
+    """Register the decorated class as a topology: `graph(nodes, seed)` returns a networkx graph."""
+    return TOPOLOGIES.register(name)
+
+
+@topology("ring")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
     """A cycle: every node has two neighbours."""
@@ -44,6 +61,7 @@ class Ring:
         return _circulant(nodes, [1])
 
 
+@topology("two_hop")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoHop:
     """A cycle with edges to the nodes one and two steps away: four neighbours each."""
@@ -53,6 +71,7 @@ class TwoHop:
         return _circulant(nodes, [1, 2])
 
 
+@topology("erdos_renyi")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErdosRenyi:
     """Every edge exists with probability p; sampled again until the graph is connected."""
@@ -73,6 +92,7 @@ class ErdosRenyi:
         )
 
 
+@topology("complete")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
     """All pairs of nodes are neighbours."""
@@ -81,6 +101,7 @@ class Complete:
         return _graph(nodes, ((i, j) for i in range(nodes) for j in range(i)))
 
 
+@topology("star")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Star:
     """Node 0 is the neighbour of all others, which have no other neighbour."""
@@ -89,6 +110,7 @@ class Star:
         return _graph(nodes, ((0, i) for i in range(1, nodes)))
 
 
+@topology("torus")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torus:
     """A grid, as square as the number of nodes allows, that wraps around at its sides."""
@@ -104,6 +126,7 @@ class Torus:
         return _graph(nodes, [*right, *down])
 
 
+@topology("exponential")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponential:
     """A cycle with edges to the nodes 1, 2, 4, 8, … steps away."""
@@ -112,6 +135,7 @@ class Exponential:
         return _circulant(nodes, [2**k for k in range((nodes - 1).bit_length())])
 
 
+@topology("edges")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edges:
     """The graph of a text file, a line `i j` per edge; empty lines and text after a # are ignored."""
@@ -153,18 +177,6 @@ def parse_edges(text: str, where: str) -> dict[int, tuple[int, int]]:
             raise ValueError(f"{where}, line {number}: a node is its own neighbour")
         edges[number] = (int(words[0]), int(words[1]))
     return edges
-
-
-TOPOLOGIES: dict[str, type[Topology]] = {
-    "ring": Ring,
-    "two_hop": TwoHop,
-    "erdos_renyi": ErdosRenyi,
-    "complete": Complete,
-    "star": Star,
-    "torus": Torus,
-    "exponential": Exponential,
-    "edges": Edges,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

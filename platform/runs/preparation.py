@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.models import load_start
+from dbo.platform.engine.shard_wrappers import start_at
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import Network, build_network, validate_graph
 from dbo.platform.runs.remote import RemoteFolder, is_url
@@ -33,6 +35,10 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
             nodes=experiment.nodes, seed=experiment.seed, dtype=experiment.dtype, partition=parts.partition,
             data=parts.data, data_dir=experiment.data_dir,
         ))
+        if experiment.start is not None:
+            problem = start_at(problem, *load_start(experiment.start))
+        if not parts.batches.is_full:
+            parts.batches.check(*problem.sample_sizes())
         return Prepared(problem, build_network(graph))
     except ValueError as error:
         raise InputError(str(error)) from error

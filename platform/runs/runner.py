@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.plugins import ship
 from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.block import init_state
 from dbo.platform.engine.factory import start_engine, startup_notice
@@ -140,6 +141,7 @@ class _Execution:
         spec = RunSpec(
             parts.algorithm, parts.config, problem, graph, self.experiment.to_dict(),
             blocks=self.start.checkpoint.run.get("blocks") if self.start.checkpoint else None,
+            batches=parts.batches, schedules=parts.schedules, plugins=ship(self.experiment.plugins),
         )
         try:
             engine = self._start_engine(spec)
@@ -161,7 +163,7 @@ class _Execution:
         """Start the engine. A plugin's `init` is tried here first: its errors are clearer than a worker's."""
         if not spec.algorithm.built_in and not self.experiment.parts.engine.gpus_per_node:
             shard = spec.problem.shard(range(min(2, spec.problem.nodes)))
-            init_state(spec.algorithm, CountingShard(shard), spec.config)
+            init_state(spec.algorithm, CountingShard(shard, spec.batches), spec.config)
         return start_engine(self.experiment.parts.engine, spec)
 
     def _train(self, loop: TrainingLoop) -> Result:

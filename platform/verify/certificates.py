@@ -21,12 +21,11 @@ import numpy as np
 from dbo.algorithms.api import Algorithm, Array, Claim, Limit
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import hold_x, pool_nodes
+from dbo.platform.engine.shard_wrappers import CountingShard, hold_x, pool_nodes
 from dbo.platform.network.topology import TOPOLOGIES, Network, build_network, single_node
 from dbo.platform.verify import contracts
 from dbo.tasks.api import Problem, Setup, Task
-from dbo.tasks.partitions import PARTITIONS
-from dbo.tasks.registry import TASKS
+from dbo.tasks.registry import PARTITIONS, TASKS
 
 NODES = 6
 GRAPH_SEED = 3          # random graphs of this size and seed mix as fast as the ring
@@ -204,7 +203,8 @@ def _measure_end(
         if claim:
             largest = max(1.0, *(float(np.abs(rows).max()) for rows in (block.state.x, block.state.y)))
             # The algorithm's shard counts oracle calls: ask the one behind it.
-            for name, residual in claim.invariants(before, block.state, block.shard.shard, block.config).items():
+            shard = CountingShard(block.shard.shard)
+            for name, residual in claim.invariants(before, block.state, shard, block.config).items():
                 size = float(np.abs(residual).max()) / largest
                 residuals[name] = max(size, residuals.get(name, 0.0), key=_nan_is_largest)
     x, solution, limit = block.rows("x"), problem.solution(), problem.solution()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dbo.tasks.api import Array, Part, Samples, param
+from dbo.tasks.api import Array, Part, Split, dataset, param
 from dbo.tasks.datasets.splits import split_three_ways
 
 
+@dataset("digits")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
     """1,797 handwritten digits of 8 × 8 pixels, shipped with scikit-learn: needs no download."""
@@ -17,7 +18,7 @@ class Digits:
     test_fraction: float = param(0.2, gt=0, lt=1, help="share of all samples kept for testing")
     val_fraction: float = param(0.5, gt=0, lt=1, help="share of the remaining samples for the upper level")
 
-    def load(self, seed: int, data_dir: str | None) -> Samples:
+    def load(self, seed: int, data_dir: str | None) -> Split:
         pixels, labels = read_digits()
         digits = Part(pixels / 16.0, labels.astype(np.int64))
         return split_three_ways(digits, 10, self.test_fraction, self.val_fraction, seed)

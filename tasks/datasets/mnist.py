@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dbo.tasks.api import Array, Part, Samples, param
+from dbo.tasks.api import Array, Part, Split, dataset, param
 from dbo.tasks.datasets.cache import find_cache_folder, load_or_build
 from dbo.tasks.datasets.splits import split_two_ways, subsample
 from dbo.tasks.notices import print_notice
@@ -28,6 +28,7 @@ _PREPARATION = "1"    # increase it with every change of the cached arrays
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
+@dataset("mnist")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mnist:
     """70,000 handwritten digits of 28 × 28 pixels, 10,000 of them the official test images; needs torchvision."""
@@ -37,11 +38,11 @@ class Mnist:
         60_000, ge=100, le=60_000, help="use at most this many training images, the same share of every digit"
     )
 
-    def load(self, seed: int, data_dir: str | None) -> Samples:
+    def load(self, seed: int, data_dir: str | None) -> Split:
         official, test = _load_images(data_dir)
         official = subsample(official, self.images / len(official), seed, "mnist.images")
         raw = split_two_ways(official, test, CLASSES, self.val_fraction, seed)
-        return Samples(normalise(raw.train), normalise(raw.val), normalise(raw.test), CLASSES)
+        return Split(normalise(raw.train), normalise(raw.val), normalise(raw.test), CLASSES)
 
 
 def normalise(part: Part) -> Part:
@@ -104,10 +105,7 @@ def _link_or_extract(file: Path, target: Path) -> None:
 
 def _read(root: Path, download: bool, source: Path | None = None) -> dict[str, Array]:
     """Read both parts with torchvision from `root`; error messages name the files in `source`."""
-    try:
-        from torchvision.datasets import MNIST  # slow to import, and not needed with a cache
-    except ImportError as error:
-        raise ValueError("task.dataset: mnist needs torchvision; install it with pip install 'dbo[mnist]'") from error
+    from torchvision.datasets import MNIST  # slow to import, and not needed with a cache
 
     folder = (source or root) / "MNIST" / "raw"
     arrays: dict[str, Array] = {}

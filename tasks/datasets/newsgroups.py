@@ -15,12 +15,12 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy import sparse
 
-from dbo.tasks.api import Array, Part, Samples, param
+from dbo.tasks.api import Array, Part, Split, dataset, param
 from dbo.tasks.datasets.cache import load_or_build
 from dbo.tasks.datasets.splits import split_three_ways, split_two_ways, subsample
 from dbo.tasks.notices import print_notice
@@ -35,9 +35,12 @@ _MESSAGES = "20news-bydate_py3.pkz"
 _COUNTS = "20newsgroup_vectorizedremove-headers-footers-quotes_py3.pkl"    # scikit-learn writes it if it is missing
 
 
+@dataset("newsgroups")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newsgroups:
     """18,846 messages of 20 newsgroups, 101,631 word counts each, without headers, footers and quotes."""
+
+    sparse_features: ClassVar[bool] = True
 
     split: Literal["random", "bydate"] = param(
         "random", help="test part: a random fifth of every group, or the official later messages"
@@ -50,7 +53,7 @@ class Newsgroups:
         18_846, ge=200, le=18_846, help="use at most this many messages, the same share of every group"
     )
 
-    def load(self, seed: int, data_dir: str | None) -> Samples:
+    def load(self, seed: int, data_dir: str | None) -> Split:
         early, late = _load_messages(data_dir)
         share = self.documents / (len(early) + len(late))
         if self.split == "bydate":
@@ -72,7 +75,7 @@ def _concatenate(first: Part, second: Part) -> Part:
 # Not by scikit-learn, which has both scalings: importing it takes longer than a whole start from the cache.
 
 
-def scale_words(samples: Samples, scaling: str) -> Samples:
+def scale_words(samples: Split, scaling: str) -> Split:
     """Weight words by statistics of both levels' messages; a word that occurs in none of these keeps its weight."""
     if scaling == "none":
         return samples
@@ -85,7 +88,7 @@ def scale_words(samples: Samples, scaling: str) -> Samples:
         document_counts = np.bincount(fitted.indices, minlength=fitted.shape[1])
         weights = (np.log((1 + fitted.shape[0]) / (1 + document_counts)) + 1).astype(fitted.dtype)
     train, val, test = (_apply_weights(part, weights, unit_rows=scaling == "tfidf") for part in samples.parts)
-    return Samples(train, val, test, samples.classes)
+    return Split(train, val, test, samples.classes)
 
 
 def _apply_weights(part: Part, weights: Array, unit_rows: bool) -> Part:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dbo.tasks.api import Array, Part, Samples, generator
+from dbo.tasks.api import Array, Part, Split, generator
 
 
 def split_stratified(labels: Array, fraction: float, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -22,16 +22,16 @@ def subsample(part: Part, share: float, seed: int, purpose: str) -> Part:
     return part.take(split_stratified(part.labels, share, generator(seed, purpose))[1])
 
 
-def split_three_ways(part: Part, classes: int, test_fraction: float, val_fraction: float, seed: int) -> Samples:
+def split_three_ways(part: Part, classes: int, test_fraction: float, val_fraction: float, seed: int) -> Split:
     """Take the test part out first, then a share `val_fraction` of the rest for the upper level."""
     rest, test = split_stratified(part.labels, test_fraction, generator(seed, "split.test"))
     return split_two_ways(part.take(rest), part.take(test), classes, val_fraction, seed)
 
 
-def split_two_ways(rest: Part, test: Part, classes: int, val_fraction: float, seed: int) -> Samples:
+def split_two_ways(rest: Part, test: Part, classes: int, val_fraction: float, seed: int) -> Split:
     """Split `rest` into train and validation, for data with an official test part."""
     train, val = split_stratified(rest.labels, val_fraction, generator(seed, "split.val"))
-    samples = Samples(rest.take(train), rest.take(val), test, classes)
+    samples = Split(rest.take(train), rest.take(val), test, classes)
     for name, part in zip(("train", "val", "test"), samples.parts, strict=True):
         if len(part) == 0:
             raise ValueError(

@@ -6,19 +6,23 @@ some documents carry little or wrong information about their class, and no model
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
 
-from dbo.tasks.api import Array, Part, Samples, generator, param
+from dbo.tasks.api import Array, Part, Split, dataset, generator, param
 from dbo.tasks.datasets.splits import split_three_ways
 
 _ZIPF_SHIFT = 2.7    # Mandelbrot's: without it the most frequent word would be half of the text
 
 
+@dataset("synthetic_text")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticText:
     """Generated sparse documents with Zipf-distributed words and planted topics; rows have unit length."""
+
+    sparse_features: ClassVar[bool] = True
 
     documents: int = param(2_000, ge=10, le=1_000_000, help="documents in all three parts together")
     features: int = param(5_000, ge=10, le=1_000_000, help="size of the vocabulary")
@@ -29,7 +33,7 @@ class SyntheticText:
     test_fraction: float = param(0.4, gt=0, lt=1, help="share of all documents kept for testing")
     val_fraction: float = param(0.5, gt=0, lt=1, help="share of the remaining documents for the upper level")
 
-    def load(self, seed: int, data_dir: str | None) -> Samples:
+    def load(self, seed: int, data_dir: str | None) -> Split:
         if self.documents < 5 * self.classes:
             raise ValueError(
                 f"task.documents: {self.documents} documents are too few for classes={self.classes}; "

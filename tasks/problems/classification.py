@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dbo.tasks.api import Array, Part, Problem, Samples
+from dbo.tasks.api import Array, Part, Problem, Split
 
 
 @dataclass(frozen=True, eq=False)
 class ClassificationProblem(Problem, ABC):
-    """Samples, and the numbers of the samples that each node has."""
+    """The samples, and the numbers of the samples that each node has."""
 
     task: ClassVar[str]
 
-    samples: Samples
+    samples: Split
     train: list[Array]    # sample numbers per node
     val: list[Array]
     seed: int
@@ -48,6 +48,9 @@ class ClassificationProblem(Problem, ABC):
     def _test_features(self) -> Any:
         return self.samples.test.features.astype(self.dtype)
 
+    def sample_sizes(self) -> tuple[list[int], list[int]]:
+        return [len(index) for index in self.train], [len(index) for index in self.val]
+
     def shape(self) -> dict[str, Any]:
         """Return the facts about the model that `describe` records."""
         return {"dim_x": self.dim_x, "dim_y": self.dim_y}
@@ -55,7 +58,7 @@ class ClassificationProblem(Problem, ABC):
     def describe(self) -> dict[str, Any]:
         return {
             "task": self.task, "nodes": self.nodes, **self.shape(),
-            "train_sizes": [len(index) for index in self.train], "val_sizes": [len(index) for index in self.val],
+            **dict(zip(("train_sizes", "val_sizes"), self.sample_sizes(), strict=True)),
             **self.samples.describe(),
         }
 

@@ -8,14 +8,14 @@ s is 1/2 per entry of y (`half_mean`, as in public code), 1 per entry (`mean`), 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from array_api_compat import array_namespace
 from scipy import sparse
 
-from dbo.tasks.api import Array, Direction, Setup, Shard, Task, param
+from dbo.tasks.api import Array, Direction, Setup, Shard, Task, param, task
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.problems.classification import ClassificationProblem
 from dbo.tasks.problems.stacking import Level, stack_level
@@ -23,12 +23,14 @@ from dbo.tasks.problems.stacking import Level, stack_level
 FUSED_MIN_ENTRIES = 1 << 16    # sparse data with at least this many entries of y per node use compiled loops
 
 
+@task("coefficient_tuning")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoefficientTuning(Task):
     """Linear classifier (lower level) whose per-feature regularisation is tuned on validation data (upper level)."""
 
     datasets: ClassVar[tuple[str, ...]] = ("digits", "newsgroups", "synthetic_text")
-    metrics: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
+    accepts_sparse: ClassVar[bool] = True
+    directions: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
 
     dataset: str = param("digits", help="where the samples come from")
     reg_form: Literal["half_mean", "mean", "sum"] = param(
@@ -96,6 +98,16 @@ class CoefficientTuningShard(Shard):
     val: Level
     classes: int
     scale: float
+
+    @property
+    def sizes(self) -> tuple[Array, Array]:
+        return self.train.sizes, self.val.sizes
+
+    def subset(self, lower: Array | None, upper: Array | None) -> "CoefficientTuningShard":
+        return replace(
+            self, train=self.train if lower is None else self.train.take(lower),
+            val=self.val if upper is None else self.val.take(upper),
+        )
 
     def f(self, x: Array, y: Array) -> Array:
         rows, loss = self.val.rows, self.val.loss

@@ -14,27 +14,28 @@ three upper derivatives differ only in the gradient at the backbone's output, an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from dbo.tasks.api import Array, Direction, Part, Setup, Shard, Task, generator, param
+from dbo.tasks.api import Array, Direction, Part, Setup, Shard, Task, generator, param, task
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.problems.classification import ClassificationProblem
 from dbo.tasks.problems.softmax import CrossEntropy
-from dbo.tasks.problems.stacking import DenseRows, Layout, stack_level
+from dbo.tasks.problems.stacking import DenseRows, Layout, Level, stack_level
 
 
+@task("hyper_representation")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperRepresentation(Task):
     """Linear head (lower level) on the features of a multilayer perceptron that is learned on the upper level."""
 
     datasets: ClassVar[tuple[str, ...]] = ("digits", "mnist")
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mnist": {"hidden": (96, 64)}}
-    metrics: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
+    directions: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
 
     dataset: str = param("digits", help="where the samples come from; dense features only")
     hidden: tuple[int, ...] = param(
@@ -137,9 +138,7 @@ class HyperRepresentationProblem(ClassificationProblem):
         )
 
     def _stack_level(self, parts: Sequence[Part]) -> "BackboneLevel":
-        level = stack_level(parts, self.samples.classes, self.dtype)
-        assert isinstance(level.rows, DenseRows)    # `build` refuses sparse features
-        return BackboneLevel(level.rows, level.loss, self.backbone)
+        return BackboneLevel(stack_level(parts, self.samples.classes, self.dtype), self.backbone)
 
     def scores(self, x: Array, y: Array, features: Array) -> Array:
         phi = self.backbone.forward(Layout.from_sizes([len(features)]), features, x[None])[-1]
@@ -162,10 +161,22 @@ class ForwardCache:
 class BackboneLevel:
     """One level's samples, and the backbone that is applied to them."""
 
-    rows: DenseRows
-    loss: CrossEntropy
+    level: Level
     backbone: Backbone
     cache: ForwardCache = field(default_factory=ForwardCache, init=False)
+
+    @property
+    def rows(self) -> DenseRows:
+        assert isinstance(self.level.rows, DenseRows)    # `build` refuses sparse features
+        return self.level.rows
+
+    @property
+    def loss(self) -> CrossEntropy:
+        return self.level.loss
+
+    def take(self, numbers: Array) -> "BackboneLevel":
+        """Return the samples with these numbers, (nodes, batch), among each node's own."""
+        return BackboneLevel(self.level.take(numbers), self.backbone)
 
     def forward(self, x: Array) -> list[Array]:
         """Return the activations at x, cached by the content of x, not its identity: a caller may reuse a buffer."""
@@ -207,6 +218,16 @@ class HyperRepresentationShard(Shard):
     val: BackboneLevel
     classes: int
     mu: float
+
+    @property
+    def sizes(self) -> tuple[Array, Array]:
+        return self.train.level.sizes, self.val.level.sizes
+
+    def subset(self, lower: Array | None, upper: Array | None) -> "HyperRepresentationShard":
+        return replace(
+            self, train=self.train if lower is None else self.train.take(lower),
+            val=self.val if upper is None else self.val.take(upper),
+        )
 
     def f(self, x: Array, y: Array) -> Array:
         return self.val.value(x, self._matrix(y))

@@ -8,25 +8,30 @@ With H̄ = mean H_i + μI, M = mean(H_i B_i), e = mean(H_i c_i), t̄ = mean t_i:
 
 so the point that an algorithm must reach solves a linear system: the minimiser of ψ, the minimiser for a penalty λ, or
 the biased point of a method that inverts local Hessians. Algorithms are verified on this task.
+
+With `noise` σ > 0 every node has samples: sample j replaces H_i, H_i B_i, H_i c_i and t_i by H_i + σ E_j and so on,
+where E_j, … have mean 0 over the node's samples. The full-batch problem and its solutions stay the same; a batch
+perturbs gradients, Hessian- and Jacobian-vector products, by amounts that depend on x and y.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from dbo.tasks.api import Array, Direction, Problem, Setup, Shard, Task, generator, param
+from dbo.tasks.api import Array, Direction, Problem, Setup, Shard, Task, generator, param, task
 from dbo.tasks.arrays import hash_arrays
 
 
+@task("quadratic")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quadratic(Task):
     """Heterogeneous quadratic with known solutions: what algorithms are verified on."""
 
-    metrics: ClassVar[Mapping[str, Direction]] = {
+    directions: ClassVar[Mapping[str, Direction]] = {
         "test_loss": "min", "solution_error": "min", "hypergradient_error": "min", "penalty_error": "min",
     }
 
@@ -37,6 +42,8 @@ class Quadratic(Task):
     mu: float = param(0.1, ge=0, help="ridge on y in g")
     rho: float = param(0.1, gt=0, help="ridge on x in f")
     start: float = param(0.0, ge=0, help="size of the common random start of x and y; 0: both start at 0")
+    noise: float = param(0.0, ge=0, help="σ, how far a sample's coefficients are from their mean; 0: no samples")
+    samples: int = param(64, ge=2, le=100_000, help="samples per node and level, with noise")
 
     def build(self, setup: Setup) -> "QuadraticProblem":
         """Sample common parts once and own parts per node; those of node i do not depend on the number of nodes."""
@@ -61,7 +68,31 @@ class Quadratic(Task):
             x0=self.start * generator(setup.seed, "quadratic.x0").standard_normal(p),
             y0=self.start * generator(setup.seed, "quadratic.y0").standard_normal(q),
             mu=self.mu, rho=self.rho, seed=setup.seed, dtype=setup.dtype,
+            noise=[self._sample_noise(setup.seed, node) for node in range(setup.nodes)] if self.noise else [],
         )
+
+    def _sample_noise(self, seed: int, node: int) -> "Noise":
+        """Sample the perturbations of one node's samples; each has mean 0 over the samples."""
+        n, p, q = self.samples, self.dim_x, self.dim_y
+
+        def sample(purpose: str, *shape: int) -> Array:
+            entries = generator(seed, f"quadratic.noise.{purpose}", node).standard_normal((n, *shape)) / np.sqrt(q)
+            centred: Array = self.noise * (entries - entries.mean(axis=0))
+            return centred
+
+        h = sample("H", q, q)
+        symmetric = (h + np.swapaxes(h, 1, 2)) / np.sqrt(2.0)
+        return Noise(h=symmetric, hb=sample("HB", q, p), h_c=sample("Hc", q), t=sample("t", q))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Noise:
+    """Perturbations of one node's samples."""
+
+    h: Array      # (samples, dim_y, dim_y), symmetric
+    hb: Array     # (samples, dim_y, dim_x)
+    h_c: Array    # (samples, dim_y)
+    t: Array      # (samples, dim_y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +109,15 @@ class QuadraticProblem(Problem):
     rho: float
     seed: int
     dtype: str
+    noise: list[Noise] = field(default_factory=list)      # one per node; [] without noise
 
     @property
     def nodes(self) -> int:
         return len(self.h)
+
+    def sample_sizes(self) -> tuple[list[int], list[int]]:
+        sizes = [len(noise.t) for noise in self.noise] or [0] * self.nodes
+        return sizes, sizes
 
     @property
     def dim_x(self) -> int:
@@ -107,12 +143,17 @@ class QuadraticProblem(Problem):
             h=cast(h), b=cast(b), c=cast(c), t=cast(t),
             h_mu=cast(self.hessians[rows]), hb=cast(hb), hb_t=cast(np.swapaxes(hb, 1, 2)), h_c=cast(h_c),
             bhb=cast(b_t @ hb), bh_c=cast(_matvec(b_t, h_c)), mu=self.mu, rho=self.rho,
+            noise=Noise(*(
+                cast(np.stack([getattr(self.noise[i], f.name) for i in rows])) for f in fields(Noise)
+            )) if self.noise else None,
         )
 
     def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
         """Return the upper objective (1/m) Σ f_i(x, y) of each row as `test_loss`; there is no test data."""
         x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         spread = np.mean(np.sum((self.t - self._t) ** 2, axis=1))
+        if self.noise:
+            spread += np.mean([np.mean(np.sum(noise.t**2, axis=1)) for noise in self.noise])
         return {"test_loss": 0.5 * (np.sum((y - self._t) ** 2, axis=1) + spread + self.rho * np.sum(x * x, axis=1))}
 
     def task_metrics(self, x_mean: Array, y_mean: Array) -> dict[str, float]:
@@ -125,7 +166,10 @@ class QuadraticProblem(Problem):
     def describe(self) -> dict[str, Any]:
         return {
             "task": "quadratic", "nodes": self.nodes, "dim_x": self.dim_x, "dim_y": self.dim_y,
-            "data_sha256": hash_arrays((self.h, self.b, self.c, self.t)),
+            "data_sha256": hash_arrays((
+                self.h, self.b, self.c, self.t,
+                *(getattr(noise, f.name) for noise in self.noise for f in fields(Noise)),
+            )),
         }
 
     # ---- closed forms, float64 -------------------------------------------------------------------------------------
@@ -246,16 +290,56 @@ class QuadraticShard(Shard):
     bh_c: Array     # Bᵀ H c
     mu: float
     rho: float
+    noise: Noise | None = None      # (nodes, samples, …)
+    lower: Noise | None = None      # of a batch: the perturbations' means over it, (nodes, …)
+    size: int = 0                   # samples of that batch
+    upper: Array | None = None      # of a batch: its targets, (nodes, batch, dim_y)
+
+    @property
+    def sizes(self) -> tuple[Array, Array]:
+        count = 0 if self.noise is None else self.noise.t.shape[1]
+        lower = self.size or count
+        upper = count if self.upper is None else self.upper.shape[1]
+        return np.full(self.nodes, lower, dtype=np.int64), np.full(self.nodes, upper, dtype=np.int64)
+
+    def subset(self, lower: Array | None, upper: Array | None) -> "QuadraticShard":
+        """Return the shard whose coefficients are the means over a batch of samples."""
+        if self.noise is None:
+            return super().subset(lower, upper)      # type: ignore[return-value]  # raises
+        changed: dict[str, Any] = {}
+        rows = np.arange(self.nodes)[:, None]
+        if lower is not None:
+            xp, noise = array_namespace(self.h), self.noise
+            h, hb, h_c = (xp.mean(a[rows, lower], axis=1) for a in (noise.h, noise.hb, noise.h_c))
+            hb_ = self.hb + hb
+            changed |= {
+                "h_mu": self.h_mu + h, "hb": hb_, "hb_t": xp.permute_dims(hb_, (0, 2, 1)), "h_c": self.h_c + h_c,
+                "lower": Noise(h, hb, h_c, h_c), "size": lower.shape[1],
+            }
+        if upper is not None:
+            xp = array_namespace(self.t)
+            targets = self.t[:, None, :] + self.noise.t[rows, upper]
+            changed |= {"t": xp.mean(targets, axis=1), "upper": targets}
+        return replace(self, **changed)
 
     def f(self, x: Array, y: Array) -> Array:
         xp = array_namespace(x)
         value: Array = 0.5 * xp.sum((y - self.t) ** 2, axis=1) + 0.5 * self.rho * xp.sum(x * x, axis=1)
+        targets = self.upper
+        if targets is None and self.noise is not None:
+            targets = self.t[:, None, :] + self.noise.t
+        if targets is not None:      # the mean of squares is the square of the mean plus the variance
+            centred = targets - self.t[:, None, :]
+            value = value + 0.5 * xp.mean(xp.sum(centred * centred, axis=2), axis=1)
         return value
 
     def g(self, x: Array, y: Array) -> Array:
         xp = array_namespace(x)
         r = y - _matvec(self.b, x) - self.c
         value: Array = 0.5 * xp.sum(r * _matvec(self.h, r), axis=1) + 0.5 * self.mu * xp.sum(y * y, axis=1)
+        if self.lower is not None:
+            own = 0.5 * _matvec(self.lower.h, y) - _matvec(self.lower.hb, x) - self.lower.h_c
+            value = value + xp.sum(y * own, axis=1)
         return value
 
     def f_x(self, x: Array, y: Array) -> Array:

@@ -7,7 +7,7 @@ n samples of a node, so that a node's sum is its mean, and 0 for padding, which 
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from dbo.tasks.arrays import Array
 
@@ -29,6 +29,14 @@ class CrossEntropy:
         target = np.zeros((classes, len(labels)), dtype=dtype)
         target[labels, np.arange(len(labels))] = weight
         return CrossEntropy(weight=weight.astype(dtype), target=target)
+
+    def with_labels(self, labels: Array, weight: float) -> "CrossEntropy":
+        """Return the loss for other labels (samples,), all of one weight."""
+        xp = array_namespace(self.target)
+        on_device = xp.asarray(labels, device=device(self.target))
+        classes = xp.arange(self.target.shape[0], device=device(self.target))
+        target = xp.astype(on_device[None, :] == classes[:, None], self.target.dtype) * weight
+        return CrossEntropy(weight=xp.full_like(target[0], weight), target=target)
 
     def loss(self, scores: Array) -> Array:
         """Return the (samples,) weighted losses."""

@@ -5,7 +5,7 @@ result is written once: with the 2.03 million entries of 20 Newsgroups an oracle
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,11 @@ class Documents:
     def loss(self, w: Array) -> float:
         return float(bag_of_words.sum_losses(self.scores(w), self.labels)) / len(self.labels)
 
+    def take(self, numbers: Array) -> "Documents":
+        """Return the documents with these numbers."""
+        chosen = sparse.csr_array(self.features[numbers])
+        return Documents(chosen, sparse.csr_array(chosen.T), self.labels[numbers])
+
     @property
     def by_word(self) -> tuple[Array, Array, Array]:
         return self.words.indptr, self.words.indices, self.words.data
@@ -71,6 +76,17 @@ class SparseTuningShard(Shard):
     val: tuple[Documents, ...]
     classes: int
     scale: float
+
+    @property
+    def sizes(self) -> tuple[Array, Array]:
+        lower, upper = (np.array([len(d.labels) for d in level], dtype=np.int64) for level in (self.train, self.val))
+        return lower, upper
+
+    def subset(self, lower: Array | None, upper: Array | None) -> "SparseTuningShard":
+        def take(level: tuple[Documents, ...], numbers: Array | None) -> tuple[Documents, ...]:
+            return level if numbers is None else tuple(map_rows(lambda i: level[i].take(numbers[i]), len(level)))
+
+        return replace(self, train=take(self.train, lower), val=take(self.val, upper))
 
     def f(self, x: Array, y: Array) -> Array:
         return np.array(map_rows(lambda i: self.val[i].loss(self._matrix(y, i)), len(y)), dtype=y.dtype)

@@ -120,6 +120,10 @@ class DenseRows:
         """Return the (nodes,) sums of (samples,)."""
         return self.layout.sum_samples(v)
 
+    def take(self, at: Array, nodes: int) -> "DenseRows":
+        """Return the samples at these positions, equally many for each node."""
+        return DenseRows(Layout.from_sizes([len(at) // nodes] * nodes), self.features[at])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows:
@@ -142,6 +146,11 @@ class SparseRows:
         sums: Array = np.add.reduceat(v, self.starts)
         return sums
 
+    def take(self, at: Array, nodes: int) -> "SparseRows":
+        features = self.features[at]
+        starts = np.arange(nodes) * (len(at) // nodes)
+        return SparseRows(features, sparse.csr_array(features.T), starts, self.shape)
+
 
 Rows: TypeAlias = DenseRows | SparseRows    # both have the same three products
 
@@ -152,6 +161,19 @@ class Level:
 
     rows: Rows
     loss: CrossEntropy
+    labels: Array      # (samples,) on the host, 0 for padding
+    starts: Array      # (nodes,) position of each node's first sample
+    sizes: Array       # (nodes,) numbers of samples
+
+    def take(self, numbers: Array) -> "Level":
+        """Return the samples with these numbers, (nodes, batch), among each node's own."""
+        nodes, size = numbers.shape
+        at = (self.starts[:, None] + numbers).reshape(-1)
+        labels = self.labels[at]
+        return Level(
+            self.rows.take(at, nodes), self.loss.with_labels(labels, 1.0 / size), labels,
+            np.arange(nodes) * size, np.full(nodes, size, dtype=np.int64),
+        )
 
 
 def stack_level(parts: Sequence[Part], classes: int, dtype: str) -> Level:
@@ -162,14 +184,18 @@ def stack_level(parts: Sequence[Part], classes: int, dtype: str) -> Level:
     features = np.zeros((layout.samples, parts[0].features.shape[1]), dtype=dtype)
     labels = np.zeros(layout.samples, dtype=np.int64)
     weight = np.zeros(layout.samples)
+    starts = np.zeros(len(parts), dtype=np.int64)
     for group in layout.groups:
         for k, node in enumerate(group.rows):
-            first = group.start + k * group.size
+            starts[node] = first = group.start + k * group.size
             here = slice(first, first + len(parts[node]))
             features[here] = parts[node].features
             labels[here] = parts[node].labels
             weight[here] = 1.0 / len(parts[node])
-    return Level(DenseRows(layout, features), CrossEntropy.from_labels(labels, weight, classes, dtype))
+    return Level(
+        DenseRows(layout, features), CrossEntropy.from_labels(labels, weight, classes, dtype), labels, starts,
+        np.array([len(part) for part in parts], dtype=np.int64),
+    )
 
 
 def _stack_sparse(parts: Sequence[Part], classes: int, dtype: str) -> Level:
@@ -182,4 +208,5 @@ def _stack_sparse(parts: Sequence[Part], classes: int, dtype: str) -> Level:
         shape=(len(parts), parts[0].features.shape[1]),
     )
     labels = np.concatenate([part.labels for part in parts])
-    return Level(rows, CrossEntropy.from_labels(labels, np.repeat(1.0 / sizes, sizes), classes, dtype))
+    loss = CrossEntropy.from_labels(labels, np.repeat(1.0 / sizes, sizes), classes, dtype)
+    return Level(rows, loss, labels, rows.starts, sizes)

@@ -14,9 +14,10 @@ from typing import Any, TypeVar, get_type_hints
 import networkx as nx
 import numpy as np
 import pytest
+from dbo.components import forget
 
 from dbo.algorithms.compression.compressors import RandK
-from dbo.algorithms.registry import Algorithm, algorithm, algorithms, forget
+from dbo.algorithms.registry import Algorithm, algorithm, algorithms
 from dbo.parameters import declaration
 from dbo.platform.engine import block
 from dbo.platform.engine.local import LocalEngine

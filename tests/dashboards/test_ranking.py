@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dbo.algorithms import registry
+from dbo import components
 from dbo.algorithms.registry import algorithms
 from dbo.dashboards import ranking
 from dbo.dashboards.charts.curves import MAX_POINTS, build_curves
@@ -195,7 +195,7 @@ def test_two_versions_of_the_code_are_two_variants(tmp_path: Path) -> None:
         text = example.read_text(encoding="utf-8").replace("st.x - cfg.step", f"st.x - {factor}cfg.step")
         plugin.write_text(text)
         run(Experiment(**keys), tmp_path / "runs" / folder)
-    registry.forget(algorithms()["gossip_penalty"].round.__module__)
+    components.forget(algorithms()["gossip_penalty"].round.__module__)
     runs = load_grouped(tmp_path / "runs")
     assert [group.variant for group in runs.seed_groups] == ["", f"in {tmp_path / 'runs' / 'edited'}"]
     assert runs.duplicates == 2

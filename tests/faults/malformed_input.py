@@ -15,8 +15,7 @@ from dbo.parameters import declaration
 from dbo.platform.config.engines import ENGINES
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.network.topology import TOPOLOGIES
-from dbo.tasks.partitions import PARTITIONS
-from dbo.tasks.registry import DATASETS, TASKS
+from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
 LOCAL = "engine.name=local"
 # An error message must have one of these: they introduce what is allowed.

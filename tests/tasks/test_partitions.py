@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dbo.tasks.datasets.digits import Digits
-from dbo.tasks.partitions import PARTITIONS, ByClass, Dirichlet, Iid, assign_samples
+from dbo.tasks.partitions import ByClass, Dirichlet, Iid, assign_samples
+from dbo.tasks.registry import PARTITIONS
 
 labels_of = st.lists(st.integers(0, 7), min_size=1, max_size=120).map(np.array)
 partitions = st.one_of(

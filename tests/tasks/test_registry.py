@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import dbo.tasks.api
-from dbo.tasks.api import Array, Samples, Setup
+from dbo.tasks.api import Array, Setup, Split
 from dbo.tasks.partitions import Iid
 from dbo.tasks.registry import DATASETS, TASKS
 
 TASKS_FOLDER = Path(dbo.tasks.api.__file__).parent
 
 
-def columns(samples: Samples) -> list[Array]:
+def columns(samples: Split) -> list[Array]:
     return [array for part in samples.parts for array in part.arrays()]
 
 

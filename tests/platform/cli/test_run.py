@@ -137,7 +137,7 @@ def test_changed_code_is_resumed_only_on_request(
     (tmp_path / "r" / "summary.json").unlink()
     plugin.write_text(example.read_text() + "\nEDITED = True\n")
     plugins._loaded.clear()
-    registry._registry.pop("gossip_penalty")
+    registry.ALGORITHMS._found.pop("gossip_penalty")
     assert_refused(dbo(*command, "--resume"), "--out", "--allow-changed-code")
     assert dbo(*command, "--resume", "--allow-changed-code").code == 0
     events = [json.loads(line)["kind"] for line in (tmp_path / "r" / "events.jsonl").read_text().splitlines()]

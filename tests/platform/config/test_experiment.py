@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbo.algorithms import registry
+from dbo import components
 from dbo.algorithms.compression.compressors import COMPRESSORS
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config import overrides, presets, yaml_io
@@ -25,8 +25,7 @@ from dbo.platform.config.validation import list_parameters
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import TOPOLOGIES
 from dbo.tasks.api import Task
-from dbo.tasks.partitions import PARTITIONS
-from dbo.tasks.registry import DATASETS, TASKS
+from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
 ROOT = Path(__file__).resolve().parents[3]
 Tiny = Callable[..., Experiment]
@@ -440,7 +439,7 @@ def test_run_key_changes_with_the_code_of_a_plugin(tiny: Tiny, tmp_path: Path) -
         file = tmp_path / f"{name}.py"
         file.write_text(example + more)
         keys.append(tiny(plugins=[str(file)]).run_key)
-        registry.forget(algorithms()["gossip_penalty"].round.__module__)        # as in another process
+        components.forget(algorithms()["gossip_penalty"].round.__module__)        # as in another process
     assert keys[0] == keys[1] == keys[2] != keys[3]
     assert tiny().run_key not in keys
 
@@ -461,7 +460,7 @@ def test_run_key_changes_with_any_file_of_a_plugin_package(
         read_source.cache_clear()               # as in a new process
         keys.append(tiny(plugins=["a_package_of_mine"]).run_key)
     monkeypatch.delitem(sys.modules, "a_package_of_mine")
-    registry.forget("a_package_of_mine")
+    components.forget("a_package_of_mine")
     assert len(set(keys)) == 4
     assert tiny().run_key not in keys
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dbo import components
 from dbo.algorithms import registry
 from dbo.algorithms.gossip import Mixed
 from dbo.algorithms.registry import algorithms
@@ -141,7 +142,7 @@ def test_a_package_is_known_by_all_its_files(tiny: Tiny, tmp_path: Path, monkeyp
     assert key() != first
     for name in [name for name in sys.modules if name.startswith("package_of_mine")]:
         monkeypatch.delitem(sys.modules, name)
-    registry.forget("package_of_mine.inner.core")
+    components.forget("package_of_mine.inner.core")
 
 
 def test_a_refused_plugin_is_forgotten(tiny: Tiny, tmp_path: Path) -> None:
@@ -454,7 +455,7 @@ def test_a_plugin_may_be_in_another_folder(
     assert dbo("run", f"plugins=[{mine(tmp_path / 'one')}]", *keys).code == 0
     (tmp_path / "r" / "summary.json").unlink()
     (tmp_path / "one" / "mine.py").rename(tmp_path / "two" / "mine.py")
-    registry._registry.pop("mine")          # another process
+    registry.ALGORITHMS._found.pop("mine")          # another process
     resumed = dbo("run", f"plugins=[{tmp_path / 'two' / 'mine.py'}]", *keys, "--resume")
     assert resumed.code == 0, resumed.err
     assert len([e for e in (tmp_path / "r" / "events.jsonl").read_text().splitlines() if '"started"' in e]) == 2
@@ -470,7 +471,7 @@ def test_a_job_packs_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     job = experiment_job(Experiment.read("files/e.yaml"))
     job.pack(tmp_path / "job")
-    registry._registry.pop("mine")          # another machine
+    registry.ALGORITHMS._found.pop("mine")          # another machine
     monkeypatch.chdir(tmp_path / "job")
     there = Experiment.read("experiment.yaml")
     assert there.to_dict()["plugins"] == ["mine.py"]       # relative: actors have it in yet another place

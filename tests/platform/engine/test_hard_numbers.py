@@ -18,7 +18,7 @@ from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import InputError
 from dbo.platform.network import packet as wire
 from dbo.platform.runs.runner import Prepared, prepare, run
-from dbo.tasks.api import Part, Samples
+from dbo.tasks.api import Part, Split
 from dbo.tasks.problems.coefficient_tuning import CoefficientTuningProblem
 
 Tiny = Callable[..., Experiment]
@@ -197,7 +197,7 @@ KINDS = ("zero rows", "zero columns", "duplicate features", "duplicate samples",
 
 def problem(features: Any, owned: list[Any], labels: Any, dtype: str = "float64") -> CoefficientTuningProblem:
     part = Part(features, labels)
-    return CoefficientTuningProblem(Samples(part, part, part, 3), owned, owned, seed=0, dtype=dtype, scale=0.1)
+    return CoefficientTuningProblem(Split(part, part, part, 3), owned, owned, seed=0, dtype=dtype, scale=0.1)
 
 
 def assert_equals_reference(made: CoefficientTuningProblem, dense_: Any, scale: float = 1.0) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dbo import components
 from dbo.algorithms import registry
 from dbo.algorithms.claims import MINIMISER, Limit
 from dbo.algorithms.methods import c2dfb, c2dfb_nc, madsbo_gt
@@ -166,7 +167,7 @@ def verify_with_line(folder: Path, line: str, start: str = "y=shard.y0") -> tupl
 def test_broken_contracts_fail_without_a_claim(dbo: Any, tmp_path: Path, line: str, message: str) -> None:
     """They would silently change results: on Ray, after a crash, or in a second run."""
     done = dbo(*verify_with_line(tmp_path, line))
-    registry.forget(algorithms()["loose"].round.__module__)
+    components.forget(algorithms()["loose"].round.__module__)
     assert done.code == (1 if message else 0), done.err
     assert message in done.err
     assert ("no claim" in done.out) == (not message)
@@ -176,7 +177,7 @@ def test_hidden_memory_that_resets_itself_is_found_by_resume(dbo: Any, tmp_path:
     """A global that counts rounds from the first one on is the same in each run, but not after a resume."""
     line = "memory[:] = [0] if not st.y.any() else memory; memory.append(1); y = y + 0.01 * len(memory)"
     done = dbo(*verify_with_line(tmp_path, line, start="y=0 * shard.y0"))
-    registry.forget(algorithms()["loose"].round.__module__)
+    components.forget(algorithms()["loose"].round.__module__)
     assert "a run resumed from a checkpoint ends elsewhere" in done.err
 
 

@@ -13,7 +13,7 @@ import pytest
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
 from dbo.platform.runs.runner import prepare, run
-from dbo.tasks.api import Samples
+from dbo.tasks.api import Split
 from dbo.tasks.datasets import mnist
 from dbo.tasks.datasets.mnist import Mnist
 
@@ -48,7 +48,7 @@ def generated(tmp_path: Path, cache: Path) -> str:
     return str(tmp_path / "data")
 
 
-def equal(a: Samples, b: Samples) -> bool:
+def equal(a: Split, b: Split) -> bool:
     return bool(a.describe()["data_sha256"] == b.describe()["data_sha256"])
 
 

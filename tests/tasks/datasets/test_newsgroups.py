@@ -17,7 +17,7 @@ from sklearn.utils import Bunch
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
 from dbo.platform.runs.runner import prepare, run
-from dbo.tasks.api import Samples
+from dbo.tasks.api import Split
 from dbo.tasks.datasets import newsgroups
 from dbo.tasks.datasets.newsgroups import Newsgroups
 
@@ -53,7 +53,7 @@ def generated(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> s
     return str(tmp_path / "data")
 
 
-def equal(a: Samples, b: Samples) -> bool:
+def equal(a: Split, b: Split) -> bool:
     return bool(a.describe()["data_sha256"] == b.describe()["data_sha256"])
 
 
@@ -105,7 +105,7 @@ def test_words_that_occur_only_in_the_test_part_keep_their_weight() -> None:
     """A column without entries on both levels is not divided by zero."""
     features = [sparse.csr_array(np.array([row], dtype=np.float32)) for row in ([0.5, 0], [0.25, 0], [1, 0.3])]
     parts = [newsgroups.Part(a, np.zeros(1, dtype=np.int64)) for a in features]
-    scaled = newsgroups.scale_words(Samples(*parts, 1), "maxabs")    # type: ignore[call-arg,arg-type]
+    scaled = newsgroups.scale_words(Split(*parts, 1), "maxabs")    # type: ignore[call-arg,arg-type]
     np.testing.assert_allclose(sparse.csr_array(scaled.test.features).toarray(), [[2, 0.3]])
     np.testing.assert_allclose(sparse.csr_array(scaled.val.features).toarray(), [[0.5, 0]])
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dbo.tasks.api import Array, Part, Problem, Samples, Setup, Shard
+from dbo.tasks.api import Array, Part, Problem, Setup, Shard, Split
 from dbo.tasks.datasets.digits import Digits
 from dbo.tasks.datasets.synthetic_text import SyntheticText
 from dbo.tasks.partitions import ByClass, Dirichlet, Iid
@@ -216,10 +216,10 @@ def test_sparse_and_dense_features_agree() -> None:
     """The same documents as CSR and as a plain matrix give the same results."""
 
     class Dense:
-        def load(self, seed: int, data_dir: str | None) -> Samples:
+        def load(self, seed: int, data_dir: str | None) -> Split:
             s = TEXT.load(seed, data_dir)
             train, val, test = (Part(sparse.csr_array(p.features).toarray(), p.labels) for p in s.parts)
-            return Samples(train, val, test, s.classes)
+            return Split(train, val, test, s.classes)
 
     task = CoefficientTuning(dataset="synthetic_text", reg_form="sum")
     dense = task.build(Setup(nodes=4, seed=3, dtype="float64", partition=ByClass(), data=Dense()))

@@ -1,0 +1,233 @@
+"""Define what tasks, data sets and partitions implement, and the oracles of a problem.
+
+A data set loads a `Split`. A partition assigns them to the nodes. A `Task` builds a `Problem` from both, and
+`Problem.shard(ids)` returns the rows that one block hosts. Row i of every array belongs to node `ids[i]`, and no row
+depends on another.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
+from zlib import crc32
+
+import numpy as np
+from scipy import sparse
+
+from dbo.tasks.arrays import Array, convert_arrays, hash_arrays
+from dbo.tasks.sampling import Batches
+
+Features: TypeAlias = Array | sparse.csr_array
+Direction: TypeAlias = Literal["max", "min"]    # which values of a metric are better
+# (x, y, f_weight, g_weight) → (nodes, dim_y) rows ∇_y (f_weight f_i + g_weight g_i), computed in one pass over the data
+WeightedGradient: TypeAlias = Callable[[Array, Array, float, float], Array]
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Samples with their labels: a row of `features` and an entry of `labels` each."""
+
+    features: Features
+    labels: Array
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def arrays(self) -> tuple[Array, ...]:
+        """Return the plain arrays that the part consists of."""
+        a = self.features
+        return (a.data, a.indices, a.indptr, self.labels) if isinstance(a, sparse.csr_array) else (a, self.labels)
+
+    def take(self, index: Array) -> "Part":
+        """Return the samples with these numbers, in this order."""
+        return Part(self.features[index], self.labels[index])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """A prepared data set: `train` is for the lower level, `val` for the upper level, `test` for evaluation alone.
+
+    A `TorchTask` may also give each part as a pair (inputs, labels) of arrays or tensors, or as a torch data set.
+    """
+
+    train: Part
+    val: Part
+    test: Part
+    classes: int = 0      # 0: unknown, or the labels are not classes
+
+    @property
+    def parts(self) -> tuple[Part, Part, Part]:
+        return self.train, self.val, self.test
+
+    def describe(self) -> dict[str, Any]:
+        """Return the facts that a run records."""
+        arrays = (array for part in self.parts for array in part.arrays())
+        return {"classes": self.classes, "test_size": len(self.test), "data_sha256": hash_arrays(arrays)}
+
+
+class DataSet(Protocol):
+    """A source of samples: a frozen dataclass of its parameters.
+
+    A class attribute `sparse_features = True` marks sparse features: only tasks that accept these can use them.
+    """
+
+    def load(self, seed: int, data_dir: str | None) -> Split:
+        """Load the samples; `data_dir` is a folder with existing files, None means the loader's own cache."""
+
+
+class Partition(Protocol):
+    """A rule that assigns every sample to exactly one node and at least one sample to every node."""
+
+    def assign(self, labels: Array, nodes: int, rng: np.random.Generator) -> list[Array]:
+        """Return the sample numbers of each node."""
+
+
+# ---- problems --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an experiment sets besides the task's own parameters."""
+
+    nodes: int
+    seed: int
+    dtype: str
+    partition: Partition
+    data: DataSet | None = None
+    data_dir: str | None = None
+
+    def load_samples(self) -> Split:
+        """Load the samples of the data set, for tasks that need one."""
+        if self.data is None:
+            raise ValueError("task.dataset: this task learns from data, but no data set was given")
+        return self.data.load(self.seed, self.data_dir)
+
+
+@dataclass(frozen=True, eq=False)
+class Shard(ABC):
+    """The rows of a problem that one block hosts: its oracles take stacked rows and return stacked rows.
+
+    `sizes` and `subset` serve mini-batches. A task without samples leaves them out.
+    """
+
+    ids: Array    # (nodes,) network-wide numbers of these rows
+    seed: int
+    x0: Array     # (nodes, dim_x) the common start
+    y0: Array     # (nodes, dim_y) the common start
+
+    @property
+    def nodes(self) -> int:
+        return len(self.ids)
+
+    @property
+    def dim_x(self) -> int:
+        return int(self.x0.shape[1])
+
+    @property
+    def dim_y(self) -> int:
+        return int(self.y0.shape[1])
+
+    @abstractmethod
+    def f(self, x: Array, y: Array) -> Array:
+        """Return the (nodes,) upper-level values f_i(x_i, y_i)."""
+
+    @abstractmethod
+    def g(self, x: Array, y: Array) -> Array:
+        """Return the (nodes,) lower-level values g_i(x_i, y_i)."""
+
+    @abstractmethod
+    def f_x(self, x: Array, y: Array) -> Array: ...
+    @abstractmethod
+    def f_y(self, x: Array, y: Array) -> Array: ...
+    @abstractmethod
+    def g_x(self, x: Array, y: Array) -> Array: ...
+    @abstractmethod
+    def g_y(self, x: Array, y: Array) -> Array: ...
+
+    @abstractmethod
+    def g_yy(self, x: Array, y: Array, v: Array) -> Array:
+        """Return the (nodes, dim_y) Hessian-vector products ∇²_yy g_i v_i."""
+
+    @abstractmethod
+    def g_xy(self, x: Array, y: Array, v: Array) -> Array:
+        """Return the (nodes, dim_x) Jacobian-vector products ∇²_xy g_i v_i = ∂/∂x ⟨∇_y g_i, v_i⟩."""
+
+    @property
+    def h_y(self) -> WeightedGradient | None:
+        """The fused form of a weighted sum of f_y and g_y; None: the shard has none, add the two."""
+        return None
+
+    @property
+    def sizes(self) -> tuple[Array, Array]:
+        """The (nodes,) numbers of samples on the lower and on the upper level; 0: the level has no samples."""
+        none = np.zeros(self.nodes, dtype=np.int64)
+        return none, none
+
+    def subset(self, lower: Array | None, upper: Array | None) -> "Shard":
+        """Return the same rows on some samples: (nodes, batch) numbers among each node's own; None: all samples."""
+        raise ValueError("batch_size: this task has no samples; must be null")
+
+    def draw_batch(self, batches: Batches, round_: int, step: int) -> "Shard":
+        """Return the same rows on the samples that are drawn for a step."""
+        lower, upper = self.sizes
+        return self.subset(
+            batches.draw("lower", self.seed, self.ids, lower, round_, step),
+            batches.draw("upper", self.seed, self.ids, upper, round_, step),
+        )
+
+    def to(self, asarray: Callable[[Array], Any]) -> Self:
+        """Return the same shard with every floating array passed through `asarray`, e.g. `torch.asarray`."""
+        converted: Self = convert_arrays(self, asarray)
+        return converted
+
+
+class Problem(Protocol):
+    """The problem of all nodes, before it is cut into blocks."""
+
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def dim_x(self) -> int: ...
+    @property
+    def dim_y(self) -> int: ...
+
+    def shard(self, ids: Sequence[int]) -> Shard:
+        """Return the rows of these nodes, in this order."""
+
+    def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
+        """Return the test metrics of any number of models, one model per row; each metric is (rows,)."""
+
+    def task_metrics(self, x_mean: Array, y_mean: Array) -> dict[str, float]:
+        """Return the task's own metrics of the mean model (1-d arrays)."""
+        return {}
+
+    def sample_sizes(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the numbers of samples per node on the lower and on the upper level; 0: none to draw from."""
+        return [0] * self.nodes, [0] * self.nodes
+
+    def penalty_solution(self, lam: float) -> Array | None:
+        """Return the x where min_y (f + λg) − λ min_z g is stationary; None if no closed form is known."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """Return JSON-able facts: dimensions, samples per node, a hash of the data."""
+
+
+class Task(ABC):
+    """A task: a frozen dataclass of its parameters that builds a `Problem`."""
+
+    datasets: ClassVar[tuple[str, ...]] = ()                            # the default first; (): it needs no data set
+    accepts_sparse: ClassVar[bool] = False                              # also accepts data sets with sparse features
+    dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}    # data set → parameters with another default
+    directions: ClassVar[Mapping[str, Direction]]                          # metric → which values are better
+
+    @abstractmethod
+    def build(self, setup: Setup) -> Problem: ...
+
+
+def generator(seed: int, purpose: str, *more: int) -> np.random.Generator:
+    """Return the random generator of one purpose, keyed by the seed, the purpose and the numbers after it alone."""
+    return np.random.default_rng([seed, crc32(purpose.encode()), *more])

@@ -1,0 +1,234 @@
+"""Build the problem of a `TorchTask`: its samples, their assignment to nodes, the start, and the test metrics."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dbo.tasks.arrays import Array, hash_arrays
+from dbo.tasks.partitions import assign_samples
+from dbo.tasks.protocol import Part, Problem, Setup, Split, generator
+from dbo.tasks.torch_shard import LevelData, TorchShard
+from dbo.tasks.torch_task import Batch, TorchTask
+from dbo.tasks.trees import TreeSpec, flatten
+
+_PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class TorchProblem(Problem):
+    """The samples of all nodes as NumPy arrays, which processes of one machine share, and the start as rows."""
+
+    task: TorchTask
+    split: Split
+    train: list[Array]          # sample numbers per node
+    val: list[Array]
+    seed: int
+    dtype: str
+    spec_x: TreeSpec
+    spec_y: TreeSpec
+    start_x: Array              # (dim_x,)
+    start_y: Array              # (dim_y,)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.train)
+
+    @property
+    def dim_x(self) -> int:
+        return len(self.start_x)
+
+    @property
+    def dim_y(self) -> int:
+        return len(self.start_y)
+
+    def shard(self, ids: Sequence[int]) -> TorchShard:
+        return TorchShard(
+            ids=np.asarray(ids, dtype=np.int64), seed=self.seed,
+            x0=np.tile(self.start_x, (len(ids), 1)), y0=np.tile(self.start_y, (len(ids), 1)),
+            task=self.task, spec_x=self.spec_x, spec_y=self.spec_y,
+            lower=self._stack(self.split.train, [self.train[i] for i in ids]),
+            upper=self._stack(self.split.val, [self.val[i] for i in ids]),
+        )
+
+    def _stack(self, part: Part, numbers: list[Array]) -> LevelData:
+        return LevelData.stack(part.features, part.labels, numbers, getattr(torch, self.dtype))    # type: ignore[arg-type]
+
+    def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
+        rows = [self._measure(*row) for row in zip(np.asarray(x), np.asarray(y), strict=True)]
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+    def _measure(self, x: Array, y: Array) -> dict[str, float]:
+        with torch.no_grad():
+            x_tree, y_tree = self.spec_x.unflatten(_as_row(x)), self.spec_y.unflatten(_as_row(y))
+            found = self.task.metrics(x_tree, y_tree, self._test_batch(x_tree))
+        return _check_metrics(self.task, found)
+
+    def _test_batch(self, x: Any) -> Batch:
+        inputs, labels, index = self._test
+        task = self.task
+        compute = cache(lambda: task.representation(x, inputs)) if task.has_representation else None
+        return Batch(inputs, labels, index, compute)
+
+    @cached_property
+    def _test(self) -> tuple[Tensor, Tensor, Tensor]:
+        part, dtype = self.split.test, getattr(torch, self.dtype)
+        level = LevelData.stack(part.features, part.labels, [np.arange(len(part))], dtype)    # type: ignore[arg-type]
+        return level.inputs, level.labels, level.index
+
+    def sample_sizes(self) -> tuple[list[int], list[int]]:
+        return [len(index) for index in self.train], [len(index) for index in self.val]
+
+    def describe(self) -> dict[str, Any]:
+        arrays = (array for part in self.split.parts for array in part.arrays())
+        return {
+            "task": type(self.task).__name__, "nodes": self.nodes, "dim_x": self.dim_x, "dim_y": self.dim_y,
+            **dict(zip(("train_sizes", "val_sizes"), self.sample_sizes(), strict=True)),
+            "test_size": len(self.split.test), "data_sha256": hash_arrays(arrays),
+        }
+
+
+def build_problem(task: TorchTask, setup: Setup) -> TorchProblem:
+    """Load the data, assign it to the nodes, and try the losses and metrics once: mistakes show before the run."""
+    split = read_split(task.load(setup))
+    train, val = assign_samples(split, setup.nodes, setup.seed, setup.partition)
+    (spec_x, x), (spec_y, y) = flatten_start(task, setup.seed)
+    problem = TorchProblem(
+        task=task, split=split, train=train, val=val, seed=setup.seed, dtype=setup.dtype, spec_x=spec_x, spec_y=spec_y,
+        start_x=x.numpy().astype(setup.dtype), start_y=y.numpy().astype(setup.dtype),
+    )
+    _try_losses(problem)
+    return problem
+
+
+def flatten_start(task: TorchTask, seed: int) -> tuple[tuple[TreeSpec, Tensor], tuple[TreeSpec, Tensor]]:
+    """Return structure and entries of the task's start, which depend on the seed alone."""
+    number = int(generator(seed, "torch.start").integers(2**63 - 1))
+    with torch.random.fork_rng(devices=[]):      # modules draw their parameters from the global generator
+        torch.manual_seed(number)
+        start = task.init(torch.Generator().manual_seed(number))
+    if not isinstance(start, tuple | list) or len(start) != 2:
+        raise ValueError(f"task: init returns {_describe(start)}; must be a pair: the start of x and of y")
+    try:
+        return flatten(start[0], "x"), flatten(start[1], "y")
+    except ValueError as error:
+        raise ValueError(f"task: init: {error}") from None
+
+
+def unflatten_model(task: TorchTask, seed: int, x: Array, y: Array) -> tuple[Any, Any]:
+    """Return the user's own trees or modules with the entries of two rows."""
+    (spec_x, _), (spec_y, _) = flatten_start(task, seed)
+    return spec_x.rebuild(_as_row(x)), spec_y.rebuild(_as_row(y))
+
+
+def read_split(split: Any) -> Split:
+    """Return the parts of a split as NumPy arrays: from arrays, tensors, pairs of them, or torch data sets."""
+    if not isinstance(split, Split):
+        raise ValueError(f"task: data returns {_describe(split)}; must be a dbo.Split(train, val, test)")
+    train, val, test = (_read_part(getattr(split, name), name) for name in _PARTS)
+    return Split(train, val, test, split.classes)
+
+
+def _read_part(part: Any, name: str) -> Part:
+    inputs: Any
+    labels: Any
+    if isinstance(part, Part):
+        inputs, labels = part.features, part.labels
+    elif isinstance(part, tuple | list) and len(part) == 2:
+        inputs, labels = part
+    elif isinstance(part, torch.utils.data.Dataset):
+        inputs, labels = _read_dataset(part, name)
+    else:
+        raise ValueError(f"task: data.{name} is {_describe(part)}; must be a pair (inputs, labels) or a torch Dataset")
+    inputs, labels = _as_array(inputs, f"{name}.inputs"), _as_array(labels, f"{name}.labels")
+    if len(inputs) != len(labels):
+        raise ValueError(f"task: data.{name} has {len(inputs)} inputs and {len(labels)} labels; must be as many")
+    if len(labels) == 0:
+        raise ValueError(f"task: data.{name} has no samples; must have at least one")
+    for what, array in (("inputs", inputs), ("labels", labels)):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"task: data.{name}: {what} contain NaN or inf; must be finite")
+    return Part(inputs, labels)
+
+
+def _read_dataset(data: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Read a torch data set once; random transforms are drawn from a fixed seed and stay as they are drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(crc32(name.encode()))
+        items = [data[i] for i in range(len(data))]
+    try:
+        return torch.stack([torch.as_tensor(item[0]) for item in items]), torch.as_tensor([item[1] for item in items])
+    except (TypeError, IndexError, RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"task: data.{name}: its items cannot be stacked as (input, label) pairs: {reason}") from None
+
+
+def _as_array(value: Any, name: str) -> Array:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub" or array.ndim == 0:
+        raise ValueError(f"task: data.{name} is an array of {array.dtype}; must be numbers, samples first")
+    return array.astype(np.int64) if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array
+
+
+def _as_row(row: Array) -> Tensor:
+    return torch.from_numpy(np.array(row))
+
+
+def _try_losses(problem: TorchProblem) -> None:
+    """Call the losses with samples of node 0 and the metrics once; raise ValueError with one line about a mistake."""
+    task, shard = problem.task, problem.shard([0])
+    x, y = (spec.unflatten(_as_row(row[0])) for spec, row in ((problem.spec_x, shard.x0), (problem.spec_y, shard.y0)))
+    for name, level, loss in (("lower", shard.lower, task.lower), ("upper", shard.upper, task.upper)):
+        group = level.groups[0]
+        inputs = group.inputs[0]
+        compute = (lambda i=inputs: task.representation(x, i)) if task.has_representation else None
+        value = _call(f"{name}(x, y, batch)", loss, x, y, Batch(inputs, group.labels[0], group.index[0], compute))
+        if not isinstance(value, Tensor) or value.ndim != 0:
+            shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else _describe(value)
+            raise ValueError(f"task: {name}(x, y, batch) returns {shown}; must be a scalar tensor, e.g. a mean")
+        if not value.is_floating_point() or not bool(torch.isfinite(value)):
+            raise ValueError(f"task: {name}(x, y, batch) returns {value.item()} at the start; must be a finite float")
+    found = _call("metrics(x, y, test)", task.metrics, x, y, problem._test_batch(x))
+    _check_metrics(task, found)
+    shard = problem.shard(range(min(2, problem.nodes)))
+    _call("the losses under torch.vmap", shard.f, shard.x0, shard.y0)
+
+
+def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a user's function; an exception becomes a ValueError that names the function."""
+    try:
+        return function(*arguments)
+    except NotImplementedError as error:
+        if error.args:
+            raise ValueError(f"task: {what} fails: {error}") from error
+        raise ValueError(f"task: the method {what} is missing") from error
+    except Exception as error:
+        hint = "; if it cannot be vectorised, set vectorize = False in the class" if "vmap" in what else ""
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"task: {what} fails with {type(error).__name__}: {reason}{hint}") from error
+
+
+def _check_metrics(task: TorchTask, found: Any) -> dict[str, float]:
+    """Return a model's metrics as numbers; each must have a declared direction."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"task: metrics returns {_describe(found)}; must be a dict of metric → value")
+    values: dict[str, float] = {}
+    for name, value in found.items():
+        if name not in task.directions:
+            declared = f'directions = {{**dbo.TorchTask.directions, "{name}": "max"}}'
+            raise ValueError(f"task: metrics has {name!r} without a direction; write {declared} (or min) in the class")
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"task: metrics: {name} has shape {tuple(value.shape)}; must be one number")
+        values[str(name)] = float(value)
+    return values
+
+
+def _describe(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,155 @@
+"""Flatten trees of tensors and modules to a row, and rebuild them inside a loss."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+
+class FunctionalModule:
+    """A module with given parameters: call it like the module; parameters are attributes and `parameters()`."""
+
+    def __init__(self, module: nn.Module, parameters: dict[str, Tensor]) -> None:
+        self._module, self._parameters = module, parameters
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return functional_call(self._module, self._parameters, arguments, keywords)
+
+    def parameters(self) -> Iterator[Tensor]:
+        return iter(self._parameters.values())
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self._parameters.items())
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_") or name not in self._parameters:
+            known = ", ".join(self.__dict__.get("_parameters", {}))
+            raise AttributeError(f"the module has no parameter {name!r}; it has {known}")
+        return self._parameters[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    number: int
+    shape: torch.Size
+
+
+@dataclass(frozen=True, slots=True)
+class _ModuleLeaf:
+    module: nn.Module
+    parameters: dict[str, _Leaf]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSpec:
+    """The structure of a tree: rebuild it from a row, as plain tensors or as the user's own modules."""
+
+    template: Any
+    sizes: list[int] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+
+    @property
+    def dim(self) -> int:
+        return sum(self.sizes)
+
+    def unflatten(self, row: Tensor) -> Any:
+        """Return the tree with views of the row as leaves, modules as functions of them."""
+        parts = torch.split(row, self.sizes)
+        return _map(
+            self.template, lambda leaf: parts[leaf.number].view(leaf.shape),
+            lambda leaf, tensors: FunctionalModule(leaf.module, tensors),
+        )
+
+    def rebuild(self, row: Tensor) -> Any:
+        """Return the user's own tree with copies of the row's parts as leaves, modules as modules."""
+        parts = torch.split(row, self.sizes)
+
+        def load(leaf: _ModuleLeaf, tensors: dict[str, Tensor]) -> nn.Module:
+            module = copy.deepcopy(leaf.module)
+            module.load_state_dict({**module.state_dict(), **tensors})
+            return module
+
+        return _map(self.template, lambda leaf: parts[leaf.number].reshape(leaf.shape).clone(), load)
+
+    def name_parts(self, row: Tensor) -> dict[str, Tensor]:
+        """Return path → copy of the tensor, as in a state_dict."""
+        shapes = {leaf.number: leaf.shape for leaf in _leaves(self.template)}
+        parts = torch.split(row, self.sizes)
+        named = enumerate(zip(self.paths, parts, strict=True))
+        return {path: part.reshape(shapes[number]).clone() for number, (path, part) in named}
+
+
+def flatten(tree: Any, where: str) -> tuple[TreeSpec, Tensor]:
+    """Return the structure of a tree and its entries as one row; `where` names the tree in errors."""
+    tensors: list[Tensor] = []
+    paths: list[str] = []
+
+    def add(tensor: Any, path: str) -> _Leaf:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{path} is a {type(tensor).__name__}; must be a tensor, a torch.nn.Module, or a dict, list or tuple "
+                f"of them"
+            )
+        if not tensor.is_floating_point():
+            raise ValueError(f"{path} has dtype {str(tensor.dtype).removeprefix('torch.')}; must be floating-point")
+        tensors.append(tensor.detach())
+        paths.append(path.partition(".")[2] or path)
+        return _Leaf(len(tensors) - 1, tensor.shape)
+
+    def visit(node: Any, path: str) -> Any:
+        if isinstance(node, nn.Module):
+            _check_module(node, path)
+            return _ModuleLeaf(node, {name: add(p, f"{path}.{name}") for name, p in node.named_parameters()})
+        if isinstance(node, dict):
+            return {key: visit(item, f"{path}.{key}") for key, item in node.items()}
+        if isinstance(node, list | tuple):
+            return type(node)([visit(item, f"{path}.{n}") for n, item in enumerate(node)])
+        return add(node, path)
+
+    template = visit(tree, where)
+    if not tensors:
+        raise ValueError(f"{where} has no tensors; must have at least one entry")
+    spec = TreeSpec(template, [tensor.numel() for tensor in tensors], paths)
+    return spec, torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in tensors])
+
+
+def _check_module(module: nn.Module, path: str) -> None:
+    """Refuse layers whose forward pass changes buffers or draws random numbers: rounds would not be repeatable."""
+    for name, layer in module.named_modules():
+        place = f"{path}.{name}".rstrip(".")
+        if isinstance(layer, _NormBase) and layer.track_running_stats:
+            raise ValueError(
+                f"{place}: {type(layer).__name__} changes its running statistics in every forward pass; use "
+                f"track_running_stats=False, GroupNorm or LayerNorm"
+            )
+        if isinstance(layer, _DropoutNd) and layer.p > 0 and layer.training:
+            raise ValueError(
+                f"{place}: {type(layer).__name__} draws random numbers that a resumed run could not repeat; remove it, "
+                f"or call .eval() on the module"
+            )
+
+
+def _map(node: Any, leaf: Callable[[_Leaf], Any], module: Callable[[_ModuleLeaf, dict[str, Tensor]], Any]) -> Any:
+    if isinstance(node, _Leaf):
+        return leaf(node)
+    if isinstance(node, _ModuleLeaf):
+        return module(node, {name: leaf(inner) for name, inner in node.parameters.items()})
+    if isinstance(node, dict):
+        return {key: _map(item, leaf, module) for key, item in node.items()}
+    return type(node)([_map(item, leaf, module) for item in node])
+
+
+def _leaves(node: Any) -> Iterator[_Leaf]:
+    if isinstance(node, _Leaf):
+        yield node
+    elif isinstance(node, _ModuleLeaf):
+        yield from node.parameters.values()
+    else:
+        for item in node.values() if isinstance(node, dict) else node:
+            yield from _leaves(item)
