@@ -227,6 +227,10 @@ class Task(ABC):
     @abstractmethod
     def build(self, setup: Setup) -> Problem: ...
 
+    def build_model(self, seed: int, x: Array, y: Array) -> tuple[Any, Any]:
+        """Return x and y, given as (dim,) rows, in the structure that the task's author uses for them."""
+        return x, y
+
 
 def generator(seed: int, purpose: str, *more: int) -> np.random.Generator:
     """Return the random generator of one purpose, keyed by the seed, the purpose and the numbers after it alone."""

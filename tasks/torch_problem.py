@@ -198,7 +198,8 @@ def _try_losses(problem: TorchProblem) -> None:
     found = _call("metrics(x, y, test)", task.metrics, x, y, problem._test_batch(x))
     _check_metrics(task, found)
     shard = problem.shard(range(min(2, problem.nodes)))
-    _call("the losses under torch.vmap", shard.f, shard.x0, shard.y0)
+    for values in (shard.f, shard.g):
+        _call("a loss under torch.vmap", values, shard.x0, shard.y0)
 
 
 def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:

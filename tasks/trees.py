@@ -71,7 +71,7 @@ class TreeSpec:
         parts = torch.split(row, self.sizes)
 
         def load(leaf: _ModuleLeaf, tensors: dict[str, Tensor]) -> nn.Module:
-            module = copy.deepcopy(leaf.module)
+            module = copy.deepcopy(leaf.module).to(row.dtype)
             module.load_state_dict({**module.state_dict(), **tensors})
             return module
 

@@ -7,12 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.errors import RunError
+from dbo.platform.runs.atomic_io import write_atomically
 from dbo.platform.runs.preparation import Prepared
 from dbo.platform.runs.progress import Evaluated, RunProgress
 from dbo.platform.runs.run_folder import build_history, read_metrics
+from dbo.platform.runs.safetensors_io import serialize
 from dbo.platform.runs.schema import Record, Summary
 from dbo.version import find_version
 
@@ -40,6 +44,51 @@ class Result:
     def history(self) -> "pd.DataFrame":
         """The evaluations, a row each: read from metrics.jsonl once, at the latest when they are used."""
         return build_history(read_metrics(self.metrics))
+
+    @cached_property
+    def model(self) -> "Model":
+        """The mean over the nodes of the final x and y, in the structure of the task: the user's own trees or modules."""
+        return self.node_model(None)
+
+    def node_model(self, node: int | None) -> "Model":
+        """Return the final model of one node; None: the mean over the nodes."""
+        if not self.state:
+            raise RunError(f"{self.folder}: the run has {self.status}; only a finished one has a model")
+        x, y = (
+            rows.mean(axis=0, dtype=np.float64).astype(rows.dtype) if node is None else rows[node]
+            for rows in (self.state["x"], self.state["y"])
+        )
+        return Model(*self.experiment.parts.task.build_model(self.experiment.seed, x, y), x, y)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A pair (x, y) in the structure of its task, and as rows."""
+
+    x: Any
+    y: Any
+    x_row: NDArray[Any] = field(repr=False)
+    y_row: NDArray[Any] = field(repr=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every tensor by its path, `x.…` and `y.…`, as `torch.nn.Module.state_dict` does."""
+        return {**_name_parts(self.x, "x"), **_name_parts(self.y, "y")}
+
+    def save(self, file: str | Path) -> None:
+        """Write a file that an experiment can name as its `start`."""
+        write_atomically(Path(file), serialize({"x": self.x_row, "y": self.y_row}), "the model")
+
+
+def _name_parts(value: Any, path: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        items = ((str(key), inner) for key, inner in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((str(number), inner) for number, inner in enumerate(value))
+    elif hasattr(value, "state_dict"):
+        items = iter(value.state_dict().items())
+    else:
+        return {path: value}
+    return {key: part for name, inner in items for key, part in _name_parts(inner, f"{path}.{name}").items()}
 
 
 class RunCallback(Protocol):

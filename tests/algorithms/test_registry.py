@@ -170,7 +170,10 @@ Counts = dict[str, int]
 
 
 def cost(packets: int, values: int, gradients: int, hvp: int = 0, jvp: int = 0) -> Counts:
-    return {"packets": packets, "values": values, "gradient_calls": gradients, "hvp_calls": hvp, "jvp_calls": jvp}
+    return {
+        "packets": packets, "values": values, "gradient_calls": gradients, "hvp_calls": hvp, "jvp_calls": jvp,
+        "samples": 0,      # the quadratic without noise has none
+    }
 
 
 def penalty_loops(c: Any, x: int, y: int) -> Counts:

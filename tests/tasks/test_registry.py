@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dbo.tasks.api
+from dbo.platform.config.code_identity import hash_modules
 from dbo.tasks.api import Array, Setup, Split
 from dbo.tasks.partitions import Iid
 from dbo.tasks.registry import DATASETS, TASKS
@@ -52,45 +53,34 @@ def test_test_metrics_declare_their_direction(name: str) -> None:
     data = DATASETS[task.datasets[0]]() if task.datasets else None
     problem = task().build(Setup(nodes=2, seed=0, dtype="float64", partition=Iid(), data=data))
     shard = problem.shard([0])
-    assert set(problem.evaluate(shard.x0, shard.y0)) <= set(task.metrics)
-    assert set(task.metrics.values()) <= {"max", "min"}
+    assert set(problem.evaluate(shard.x0, shard.y0)) <= set(task.directions)
+    assert set(task.directions.values()) <= {"max", "min"}
 
 
-def import_closure(module: str) -> set[str]:
-    """Return the modules of dbo.tasks that `module` imports, directly or not, at the top or inside functions."""
-    closure: set[str] = set()
-    pending = [module]
-    while pending:
-        name = pending.pop()
-        file = TASKS_FOLDER / f"{name.replace('.', '/')}.py"
-        if name in closure or not file.is_file():
-            continue
-        closure.add(name)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dbo.tasks"):
-                base = (node.module or "").removeprefix("dbo.tasks").removeprefix(".")
-                pending += [base, *(f"{base}.{alias.name}".removeprefix(".") for alias in node.names)]
-    return closure
+def find_code(module: str) -> set[str]:
+    """Return the modules of dbo.tasks that enter the run key because of `module`, beside those that always do."""
+    always = hash_modules([])
+    found = hash_modules([f"dbo.tasks.{module}"])
+    return {name.removeprefix("dbo.tasks.") for name in found.keys() - always.keys()}
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_task_imports_neither_the_registry_nor_data_sets(name: str) -> None:
-    """The code of a task is what its module imports: an edit of a data set or of another task is not an edit of it."""
-    closure = import_closure(f"problems.{name}")
-    assert {"api", "arrays", f"problems.{name}"} <= closure
-    assert "registry" not in closure
-    assert not {module for module in closure if module.startswith("datasets.")}
-    assert not {f"problems.{other}" for other in TASKS if other != name} & closure
+def test_code_of_a_task_has_neither_data_sets_nor_other_tasks(name: str) -> None:
+    """An edit of a data set, of another task or of `TorchTask` is not an edit of a task."""
+    code = find_code(f"problems.{name}")
+    assert f"problems.{name}" in code
+    assert not {module for module in code if module.startswith(("datasets.", "torch_", "registry"))}
+    assert not {f"problems.{other}" for other in TASKS if other != name} & code
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_data_set_imports_only_what_it_needs(name: str) -> None:
+def test_code_of_a_data_set_is_its_module_and_what_it_needs(name: str) -> None:
     """The code of a data set is its module, the splits and, for downloaded files, the cache."""
-    closure = import_closure(f"datasets.{name}")
+    code = find_code(f"datasets.{name}")
     cached = {"datasets.cache", "notices"} if name in ("mnist", "newsgroups") else set()
-    assert closure == {"api", "arrays", f"datasets.{name}", "datasets.splits"} | cached
+    assert code == {f"datasets.{name}", "datasets", "datasets.splits"} | cached
 
 
 def test_an_import_inside_a_function_is_found() -> None:
     """Coefficient tuning imports its compiled kernels only for large sparse data; they are part of its code."""
-    assert {"problems.sparse_tuning", "kernels.bag_of_words"} <= import_closure("problems.coefficient_tuning")
+    assert {"problems.sparse_tuning", "kernels.bag_of_words"} <= find_code("problems.coefficient_tuning")

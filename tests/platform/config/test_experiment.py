@@ -393,6 +393,7 @@ DECISIVE: dict[str, Any] = {
     "name": "other", "seed": 1, "nodes": 5, "rounds": 7, "eval_every": 2, "checkpoint_every": 3, "dtype": "float32",
     "task": {"name": "quadratic", "dim_x": 5}, "algorithm": {"name": "c2dfb", "lam": 11.0},
     "topology": {"name": "complete"}, "partition": {"name": "iid"}, "engine": {"name": "local", "threads": 2},
+    "batch_size": 2,
 }
 
 
@@ -400,7 +401,25 @@ def test_run_key_changes_with_every_decisive_field(tiny: Tiny) -> None:
     """No two experiments that differ in anything but places share a key; no field is forgotten."""
     keys = {tiny().run_key, *(tiny(**{field: value}).run_key for field, value in DECISIVE.items())}
     assert len(keys) == 1 + len(DECISIVE)
-    assert {*DECISIVE, "tracking", "data_dir", "plugins"} == set(Experiment.model_fields)
+    batches = {tiny(batch_size=2, **other).run_key for other in ({}, {"batch_per": "round"}, {"batch_order": "epoch"})}
+    assert len(batches) == 3
+    known = {*DECISIVE, "batch_per", "batch_order", "start", "tracking", "data_dir", "plugins"}
+    assert known == set(Experiment.model_fields)
+
+
+def test_order_of_batches_does_not_matter_without_batches(tiny: Tiny) -> None:
+    """With full batches nothing is drawn: such runs keep their key."""
+    assert tiny(batch_per="round", batch_order="epoch").run_key == tiny().run_key
+
+
+def test_content_of_the_start_is_part_of_the_key(tiny: Tiny, tmp_path: Path) -> None:
+    """Another model is another run; the same one under another name is not."""
+    keys = []
+    for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / name).write_bytes(content)
+        keys.append(tiny(start=str(tmp_path / name)).run_key)
+    assert keys[0] == keys[1] != keys[2]
+    assert tiny().run_key not in keys
 
 
 def test_run_key_does_not_depend_on_places(tiny: Tiny) -> None:

@@ -245,7 +245,7 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
     "name of a built-in": ('"mine"', '"sldbo"', ["'sldbo'", "a built-in"]),
     "no algorithm": (
         '@algorithm("mine", config=Config, state=State, init=init, packets=lambda cfg: 1)\n', "",
-        ["mine.py", "registers no algorithm", "plugins=[package.module]"]),
+        ["mine.py", "registers no task, dataset,", "plugins=[package.module]"]),
     "a claim for another configuration": (
         PACKETS, PACKETS + ", claim=__import__('dbo.algorithms.claims', fromlist=['Claim']).Claim("
         "limit=None, invariants=None, rounds=1, steps={'stepz': 1})", ["algorithm 'mine'", "claim", "'stepz'"]),
@@ -401,7 +401,7 @@ def test_plugin_is_listed(dbo: Command) -> None:
     ("arguments", "parts"),
     [
         (["plugins=[missing.py]"], ["plugins.0", "missing.py", "No such file"]),
-        (["plugins=[json]"], ["plugins.0", "json registers no algorithm"]),
+        (["plugins=[json]"], ["plugins.0", "json registers no task, dataset,"]),
         (["plugins=[a/folder]"], ["plugins.0", "a/folder", "cannot be imported"]),
         (["plugins=[~nobody_of_that_name/mine.py]"], ["plugins.0", "~nobody_of_that_name", "No such file"]),
         (["plugins=mine.py"], ["plugins", "'mine.py'", "a list"]),

@@ -22,16 +22,17 @@ def point(shard: Any, nodes: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "counts"),
-    [("f", (0, 0, 0)), ("g", (0, 0, 0)), *((name, (1, 0, 0)) for name in ("f_x", "f_y", "g_x", "g_y")),
-     ("g_yy", (0, 1, 0)), ("g_xy", (0, 0, 1))],
+    [("f", (0, 0, 0, 0)), ("g", (0, 0, 0, 0)), *((name, (1, 0, 0, 1)) for name in ("f_x", "f_y", "g_x", "g_y")),
+     ("g_yy", (0, 1, 0, 1)), ("g_xy", (0, 0, 1, 1))],
 )
 def test_calls_are_counted(tiny: Tiny, name: str, counts: tuple[int, ...]) -> None:
-    """Gradients, Hessian- and Jacobian-vector products are counted, function values are not; values stay the same."""
+    """Gradients, products and their samples are counted, function values are not; values stay the same."""
     inner = prepare(tiny()).problem.shard(range(4))
     shard = CountingShard(inner)
     rows = point(shard, 4)[name]
     np.testing.assert_array_equal(getattr(shard, name)(*rows), getattr(inner, name)(*rows))
-    assert tuple(shard.counters().values()) == counts
+    sizes = inner.sizes[1 if name.startswith("f") else 0]
+    assert tuple(shard.counters().values()) == (*counts[:3], counts[3] * int(sizes.max()))
 
 
 def test_products_of_some_rows_are_counted_for_them_only(tiny: Tiny) -> None:
@@ -63,7 +64,8 @@ def test_weighted_gradient_counts_two_gradients(tiny: Tiny) -> None:
     assert shard.h_y is not None
     x, y = point(shard, 4)["f"]
     np.testing.assert_array_equal(shard.h_y(x, y, 0.5, 2.0), inner.h_y(x, y, 0.5, 2.0))
-    assert shard.counters() == {"gradient_calls": 2, "hvp_calls": 0, "jvp_calls": 0}
+    samples = int((inner.shard.sizes[0] + inner.shard.sizes[1]).max())
+    assert shard.counters() == {"gradient_calls": 2, "hvp_calls": 0, "jvp_calls": 0, "samples": samples}
     assert CountingShard(inner.shard).h_y is None
 
 

@@ -1,0 +1,84 @@
+"""Draws of mini-batches: keyed, unbiased, without repetition."""
+
+import numpy as np
+import pytest
+
+from dbo.tasks.sampling import Batches
+
+IDS, SIZES = np.arange(4), np.array([6, 7, 9, 12])
+
+
+def draw(batches: Batches, round_: int = 0, step: int = 0, ids: np.ndarray = IDS, seed: int = 0) -> np.ndarray:
+    drawn = batches.draw("lower", seed, ids, SIZES[ids], round_, step)
+    assert drawn is not None
+    return drawn
+
+
+def test_full_batches_draw_nothing() -> None:
+    assert Batches().is_full
+    assert Batches(upper=2).draw("lower", 0, IDS, SIZES, 0, 0) is None
+
+
+@pytest.mark.parametrize("order", ["independent", "epoch"])
+def test_draws_do_not_depend_on_the_packing(order: str) -> None:
+    """Each node draws the same samples alone and among others."""
+    batches = Batches(lower=3, upper=2, order=order, per_round=5)      # type: ignore[arg-type]
+    together = draw(batches, 4, 2)
+    for node in IDS:
+        np.testing.assert_array_equal(draw(batches, 4, 2, ids=np.array([node]))[0], together[node])
+
+
+def test_a_batch_has_no_sample_twice() -> None:
+    for step in range(20):
+        drawn = draw(Batches(lower=6), step=step)
+        assert all(len(set(row)) == 6 for row in drawn)
+        assert (drawn < SIZES[:, None]).all()
+
+
+def test_draws_differ_by_seed_round_step_level_and_node() -> None:
+    batches = Batches(lower=5, upper=5)
+    first = draw(batches)
+    others = [draw(batches, 1), draw(batches, 0, 1), draw(batches, seed=1)]
+    assert all((first != other).any() for other in others)
+    assert (first != batches.draw("upper", 0, IDS, SIZES, 0, 0)).any()
+
+
+def test_a_batch_per_round_ignores_the_step() -> None:
+    batches = Batches(lower=3, per="round")
+    np.testing.assert_array_equal(draw(batches, 2, 0), draw(batches, 2, 5))
+    assert (draw(batches, 2) != draw(batches, 3)).any()
+
+
+def test_an_epoch_uses_every_sample_once() -> None:
+    """Three batches a round, of 3 samples each: an epoch of node 3 (12 samples) is four batches."""
+    batches = Batches(lower=3, order="epoch", per_round=3)
+    drawn = [draw(batches, n // 3, n % 3)[3] for n in range(8)]
+    for epoch in (drawn[:4], drawn[4:]):
+        assert sorted(np.concatenate(epoch)) == list(range(12))
+    assert (np.concatenate(drawn[:4]) != np.concatenate(drawn[4:])).any()
+
+
+def test_independent_batches_repeat_samples_within_an_epoch() -> None:
+    """The negative control: without `order: epoch` four batches of 3 do not cover 12 samples."""
+    drawn = [draw(Batches(lower=3), n)[3] for n in range(4)]
+    assert sorted(np.concatenate(drawn)) != list(range(12))
+
+
+@pytest.mark.property
+def test_every_sample_is_drawn_equally_often() -> None:
+    """3,000 batches of 3 of 6 samples: each sample is in half of them, to five standard deviations."""
+    counts = np.zeros(6)
+    for step in range(3000):
+        counts[draw(Batches(lower=3), step=step)[0]] += 1
+    assert (abs(counts / 3000 - 0.5) < 5 * 0.5 / np.sqrt(3000)).all()
+
+
+def test_a_batch_larger_than_a_node_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"batch_size.lower: 8 is not allowed; node 0 has 6 samples; must be ≤ 6"):
+        Batches(lower=8).check(SIZES.tolist(), SIZES.tolist())
+    Batches(lower=6, upper=6).check(SIZES.tolist(), SIZES.tolist())
+
+
+def test_a_task_without_samples_is_one_line() -> None:
+    with pytest.raises(ValueError, match="this task has no samples"):
+        Batches(upper=1).check([0, 0], [0, 0])
