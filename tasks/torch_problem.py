@@ -95,7 +95,7 @@ class TorchProblem(Problem):
 
 def build_problem(task: TorchTask, setup: Setup) -> TorchProblem:
     """Load the data, assign it to the nodes, and try the losses and metrics once: mistakes show before the run."""
-    split = read_split(task.load(setup))
+    split = read_split(_load(task, setup))
     train, val = assign_samples(split, setup.nodes, setup.seed, setup.partition)
     (spec_x, x), (spec_y, y) = flatten_start(task, setup.seed)
     problem = TorchProblem(
@@ -106,12 +106,17 @@ def build_problem(task: TorchTask, setup: Setup) -> TorchProblem:
     return problem
 
 
+def _load(task: TorchTask, setup: Setup) -> Any:
+    """Return the samples of the data set that the experiment names, or else the task's own."""
+    return setup.load_samples() if setup.data is not None else _call("data(seed)", task.data, setup.seed)
+
+
 def flatten_start(task: TorchTask, seed: int) -> tuple[tuple[TreeSpec, Tensor], tuple[TreeSpec, Tensor]]:
     """Return structure and entries of the task's start, which depend on the seed alone."""
     number = int(generator(seed, "torch.start").integers(2**63 - 1))
     with torch.random.fork_rng(devices=[]):      # modules draw their parameters from the global generator
         torch.manual_seed(number)
-        start = task.init(torch.Generator().manual_seed(number))
+        start = _call("init(generator)", task.init, torch.Generator().manual_seed(number))
     if not isinstance(start, tuple | list) or len(start) != 2:
         raise ValueError(f"task: init returns {_describe(start)}; must be a pair: the start of x and of y")
     try:

@@ -82,12 +82,6 @@ class TorchTask(Task):
     def has_representation(self) -> bool:
         return type(self).representation is not TorchTask.representation
 
-    def load(self, setup: Setup) -> Split:
-        """Return the samples of the data set that the experiment names, or else the task's own."""
-        if setup.data is not None:
-            return setup.load_samples()
-        return self.data(setup.seed)
-
     def build(self, setup: Setup) -> "TorchProblem":
         from dbo.tasks.torch_problem import build_problem
 

@@ -47,7 +47,8 @@ def load(plugins: tuple[str, ...]) -> None:
                     raise InputError(f"{plugin} registers no {_KINDS}")
                 _validate_components(plugin)
         except InputError as error:
-            raise InputError(f"{where}: {error}") from None
+            named = str(error) if plugin in str(error) else f"{plugin}: {error}"
+            raise InputError(f"{where}: {named}") from None
         except ImportError as error:
             raise InputError(f"{where}: {plugin} cannot be imported: {_explain(Path(plugin), error)}") from error
         except (Exception, SystemExit) as error:
@@ -128,8 +129,10 @@ def plugin_files() -> set[str]:
 
 
 def locate_error(error: BaseException) -> str:
-    """Return the file and line of a plugin where an error was raised; empty if it was raised elsewhere."""
+    """Return the file and line of a plugin where an error, or its cause, was raised; empty if it was elsewhere."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in plugin_files()]
+    if not frames and error.__cause__ is not None:
+        return locate_error(error.__cause__)
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.models import load_start
+from dbo.platform.config.plugins import locate_error
 from dbo.platform.engine.shard_wrappers import start_at
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import Network, build_network, validate_graph
@@ -40,8 +41,14 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
         if not parts.batches.is_full:
             parts.batches.check(*problem.sample_sizes())
         return Prepared(problem, build_network(graph))
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    except InputError:
+        raise
+    except Exception as error:
+        at = locate_error(error)
+        if not isinstance(error, ValueError) and not at:
+            raise
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{reason} ({at})" if at else reason) from error
 
 
 def default_folder(experiment: Experiment) -> Path:

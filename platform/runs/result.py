@@ -47,7 +47,7 @@ class Result:
 
     @cached_property
     def model(self) -> "Model":
-        """The mean over the nodes of the final x and y, in the structure of the task: the user's own trees or modules."""
+        """The mean over the nodes of the final x and y, as the user's own trees or modules."""
         return self.node_model(None)
 
     def node_model(self, node: int | None) -> "Model":

@@ -1,6 +1,5 @@
 """Tasks and data sets of the registry: reproducible data, parameters without clashes, declared metrics, imports."""
 
-import ast
 from dataclasses import fields
 from pathlib import Path
 

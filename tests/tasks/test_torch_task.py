@@ -75,8 +75,8 @@ class OneByOne(WithRepresentation):
     vectorize = False
 
 
-def build(task: TorchTask, nodes: int = 4, partition: Any = None, dtype: str = "float64", seed: int = 0) -> TorchProblem:
-    return task.build(Setup(nodes=nodes, seed=seed, dtype=dtype, partition=partition or ByClass(h=0.6)))
+def build(task: TorchTask, partition: Any = None, dtype: str = "float64", seed: int = 0) -> TorchProblem:
+    return task.build(Setup(nodes=4, seed=seed, dtype=dtype, partition=partition or ByClass(h=0.6)))
 
 
 def point(shard: TorchShard, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -256,7 +256,7 @@ def test_modules_arrive_as_functions_and_return_as_modules() -> None:
     problem = build(task)
     shard = problem.shard(range(4))
     assert shard.dim_x == 6 * 4 + 4
-    x, y, v = point(shard)
+    x, y, _ = point(shard)
     gradient = differences(lambda p: shard.g(p, y), x)
     np.testing.assert_allclose(shard.g_x(x, y), gradient, rtol=1e-5, atol=1e-8)
     made_x, made_y = task.build_model(0, x[0], y[0])
@@ -303,7 +303,8 @@ def variant(**methods: Any) -> TorchTask:
         ({"init": lambda self, g: (torch.nn.BatchNorm1d(3), torch.zeros(2))}, "x: BatchNorm1d changes its running"),
         ({"data": lambda self, seed: None}, "data returns None; must be a dbo.Split"),
         ({"data": lambda self, seed: Split((1, 2, 3), (1, 2), (1, 2))}, "data.train is a tuple; must be a pair"),
-        ({"data": lambda self, seed: replace(make_data(0), val=(np.ones((3, 6)), np.ones(2)))}, "3 inputs and 2 labels"),
+        ({"data": lambda self, seed: replace(make_data(0), val=(np.ones((3, 6)), np.ones(2)))},
+         "3 inputs and 2 labels"),
         ({"data": lambda self, seed: replace(make_data(0), train=(np.ones((8, 6)), np.full(8, np.nan)))},
          "data.train: labels contain NaN"),
         ({"metrics": lambda self, x, y, t: {"score": 1.0}}, "metrics has 'score' without a direction"),
@@ -326,7 +327,8 @@ def test_a_loss_that_cannot_be_vectorised_runs_node_by_node() -> None:
 
     shard = build(variant(lower=lower, vectorize=False)).shard(range(4))
     x, y, _ = point(shard)
-    sums = [float(shard.lower.labels[a : a + n].sum()) for a, n in zip(shard.lower.starts, shard.lower.sizes, strict=True)]
+    level = shard.lower
+    sums = [float(level.labels[a : a + n].sum()) for a, n in zip(level.starts, level.sizes, strict=True)]
     np.testing.assert_allclose(shard.g_y(x, y), 2 * y * np.array(sums)[:, None], rtol=1e-12)
 
 

@@ -1,0 +1,1 @@
+../../dbo/components.py
