@@ -51,6 +51,7 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.tasks.api import dataset as dataset
     from dbo.tasks.api import partition as partition
     from dbo.tasks.api import task as task
+    from dbo.tasks.torch_losses import linear_cross_entropy as linear_cross_entropy
 
 # Where each public name lives. Nothing is imported before somebody uses it: `import dbo` takes milliseconds.
 _PLACES = {
@@ -65,6 +66,7 @@ _PLACES = {
     ),
     "dbo.platform.network.topology": ("topology",),
     "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),
+    "dbo.tasks.torch_losses": ("linear_cross_entropy",),
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = [*_HOME]

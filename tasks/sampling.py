@@ -65,9 +65,23 @@ class Batches:
                 order = _generator(seed, f"epoch {level}", node, epoch).permutation(have)
                 numbers[row] = order[number * size : (number + 1) * size]
             else:
-                generator = _generator(seed, f"batch {level}", node, round_, step)
-                numbers[row] = generator.choice(have, size=size, replace=False, shuffle=False)
+                numbers[row] = _draw(_generator(seed, f"batch {level}", node, round_, step), have, size)
         return numbers
+
+
+def _draw(generator: np.random.Generator, have: int, size: int) -> Array:
+    """Return `size` of the numbers below `have` without repetition; every subset is equally likely.
+
+    A small batch is drawn with repetitions, which are then dropped: `choice` takes several times as long.
+    """
+    if 4 * size > have:
+        return generator.permutation(have)[:size]
+    drawn = generator.integers(have, size=2 * size)
+    while True:
+        first = np.sort(np.unique(drawn, return_index=True)[1])
+        if len(first) >= size:
+            return drawn[first[:size]]
+        drawn = np.concatenate([drawn, generator.integers(have, size=size)])
 
 
 def _generator(seed: int, purpose: str, *key: int) -> np.random.Generator:

@@ -42,8 +42,8 @@ class Group:
 class RepresentationCache:
     """The representations at the last x, one per group, and the x that they are functions of."""
 
-    x: Tensor | None = None
-    version: int = -1
+    x: Any = None               # the array or tensor that was passed, or a copy of its content
+    is_batch: bool = False      # lives for a few steps in which x stays: x is recognised without a comparison
     leaf: Tensor | None = None
     values: list[Any] = field(default_factory=list)
     passes: int = 0
@@ -79,7 +79,9 @@ class LevelData:
         data = self.inputs[at], self.labels[at], self.index[at]
         sizes = np.full(nodes, size, dtype=np.int64)
         stacked = (tensor.reshape(nodes, size, *tensor.shape[1:]) for tensor in data)
-        return LevelData(*data, np.arange(nodes) * size, sizes, (Group(None, *stacked),))
+        batch = LevelData(*data, np.arange(nodes) * size, sizes, (Group(None, *stacked),))
+        batch.cache.is_batch = True
+        return batch
 
     def to(self, asarray: Callable[[Any], Any]) -> "LevelData":
         data = asarray(self.inputs), asarray(self.labels), asarray(self.index)
@@ -188,7 +190,7 @@ class TorchShard(Shard):
         rows = _tensor(x), *(_tensor(other) for other in others)
         results = []
         for number, group in enumerate(data.groups):
-            loss = _Loss(self, level, data, number, rows[0])
+            loss = _Loss(self, level, data, number, rows[0], x)
             results.append(work(loss, *(group.take(other) for other in rows[1:])).detach())
         if len(results) == 1 and data.groups[0].rows is None:
             stacked = results[0]
@@ -209,6 +211,7 @@ class _Loss:
     data: LevelData
     number: int
     all_x: Tensor
+    given_x: Any                         # as the caller passed it
     graph: bool = False                  # x and the representation keep their graphs
     leaf: Tensor | None = None           # x of this group, a leaf of the graph
     phi: Any = None                      # the representation, a leaf of the loss's own graph
@@ -269,7 +272,7 @@ class _Loss:
 
     def _fill_cache(self) -> None:
         cache, x = self.data.cache, self.all_x
-        if cache.x is not None and _is_same(cache.x, cache.version, x):
+        if _is_cached(cache, x, self.given_x):
             return
         shard, task = self.shard, self.shard.task
         with torch.enable_grad():
@@ -280,15 +283,22 @@ class _Loss:
 
             values = [_map_rows(task, compute, group.take(leaf), group.inputs) for group in self.data.groups]
         cache.leaf, cache.values, cache.passes = leaf, values, cache.passes + 1
-        # A CPU tensor may share a NumPy array that its owner writes into: keep a copy and compare contents. On a
-        # device a comparison would wait for the device: keep the tensor itself and its version.
-        cache.x, cache.version = (leaf.detach(), -1) if x.device.type == "cpu" else (x, x._version)
+        cache.x = self.given_x if _trusts_identity(cache, x) else leaf.detach()
 
 
-def _is_same(cached: Tensor, version: int, x: Tensor) -> bool:
-    if version >= 0:
-        return cached is x and x._version == version
-    return cached.shape == x.shape and bool(torch.equal(cached, x))
+def _is_cached(cache: RepresentationCache, x: Tensor, given: Any) -> bool:
+    if cache.x is None or _trusts_identity(cache, x):
+        return cache.x is given
+    return cache.x.shape == x.shape and bool(torch.equal(cache.x, x))
+
+
+def _trusts_identity(cache: RepresentationCache, x: Tensor) -> bool:
+    """Decide whether x is recognised as the same object instead of by its content.
+
+    A caller may reuse a buffer between rounds, so contents are compared, except for a batch, which ends with its step,
+    and on a device, where a comparison would wait for the device and no kernel writes into its operands.
+    """
+    return cache.is_batch or x.device.type != "cpu"
 
 
 def _map_rows(task: TorchTask, function: Callable[..., Any], *rows: Any) -> Any:

@@ -37,17 +37,22 @@ def test_nodes_benchmark_runs() -> None:
 
 def test_kernels_benchmark_runs() -> None:
     """Top-k and its encoding are compared with torch, with a pass over memory and with the entropy bound."""
-    pytest.importorskip("torch")
     output = run_benchmark("kernels.py")
     assert re.search(re.escape("torch.topk + gather : select + encode") + JUDGED, output)
     assert re.search(re.escape("select + encode : in-place pass") + JUDGED, output)
     assert "encoded bytes : entropy bound: 1.039×, target at most 1.05×: met" in output
 
 
+def test_torch_task_benchmark_runs() -> None:
+    """Oracles in torch are compared with closed forms, rounds on batches with rounds on all samples."""
+    output = run_benchmark("torch_task.py")
+    assert len(re.findall("TorchTask : closed form" + JUDGED, output)) == 6
+    assert re.search("all samples : a batch per round" + JUDGED, output)
+
+
 @pytest.mark.slow
 def test_newsgroups_benchmark_runs() -> None:
     """A round is compared with a naive one of the same result and with an uncompressed one; memory is measured."""
-    pytest.importorskip("torch")
     output = run_benchmark("newsgroups.py")
     assert "the same y after a round" in output
     assert re.search("naive torch : top-k 20 %" + JUDGED, output)

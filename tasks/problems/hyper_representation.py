@@ -91,7 +91,7 @@ class Backbone:
         activations = [features]
         for weights, bias in self.layers(x):
             z = layout.add_rows(layout.matmul(activations[-1], weights), bias)
-            activations.append(xp.tanh(z) if self.activation == "tanh" else xp.where(z > 0, z, xp.zeros_like(z)))
+            activations.append(xp.tanh(z) if self.activation == "tanh" else xp.clip(z, 0))
         return activations
 
     def backward(self, layout: Layout, activations: list[Array], x: Array, d: Array) -> Array:
@@ -150,11 +150,22 @@ class HyperRepresentationProblem(ClassificationProblem):
 
 @dataclass(slots=True)
 class ForwardCache:
-    """The last forward pass: an inner loop needs the same φ_x K times. A copied or converted shard starts empty."""
+    """The last forward pass: an inner loop needs the same φ_x K times. A copied or converted shard starts empty.
+
+    x is recognised by its content: a caller may reuse a buffer. A batch lives for a few steps in which x stays, so
+    there the array itself is enough, and no comparison costs as much as the batch.
+    """
 
     x: Any = None
+    is_batch: bool = False
     activations: list[Array] = field(default_factory=list)
     passes: int = 0
+
+
+def _is_cached(cache: ForwardCache, x: Array) -> bool:
+    if cache.x is None or cache.is_batch:
+        return cache.x is x
+    return cache.x.shape == x.shape and bool((cache.x == x).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,14 +187,16 @@ class BackboneLevel:
 
     def take(self, numbers: Array) -> "BackboneLevel":
         """Return the samples with these numbers, (nodes, batch), among each node's own."""
-        return BackboneLevel(self.level.take(numbers), self.backbone)
+        batch = BackboneLevel(self.level.take(numbers), self.backbone)
+        batch.cache.is_batch = True
+        return batch
 
     def forward(self, x: Array) -> list[Array]:
-        """Return the activations at x, cached by the content of x, not its identity: a caller may reuse a buffer."""
+        """Return the activations at x, computed once per x."""
         cache = self.cache
-        if cache.x is None or cache.x.shape != x.shape or not bool((cache.x == x).all()):
+        if not _is_cached(cache, x):
             cache.activations = self.backbone.forward(self.rows.layout, self.rows.features, x)
-            cache.x = array_namespace(x).asarray(x, copy=True)
+            cache.x = x if cache.is_batch else array_namespace(x).asarray(x, copy=True)
             cache.passes += 1
         return cache.activations
 
