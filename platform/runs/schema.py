@@ -61,6 +61,7 @@ METRICS = {metric.name: metric for metric in (
     Metric("gradient_calls", "min", "gradients that a node has computed", is_cost=True),
     Metric("hvp_calls", "min", "Hessian-vector products that a node has computed", is_cost=True),
     Metric("jvp_calls", "min", "Jacobian-vector products that a node has computed", is_cost=True),
+    Metric("samples", "min", "samples that a node's oracle calls have seen, repetitions counted", is_cost=True),
     Metric("timestamp", "min", "time at which the line was written", is_cost=True),
     Metric("solution_error", "min", "relative distance to the minimiser of ψ"),
     Metric("penalty_error", "min", "relative distance to the minimiser of ψ_λ for the method's λ"),
