@@ -98,6 +98,7 @@ def build_problem(task: TorchTask, setup: Setup) -> TorchProblem:
     split = read_split(_load(task, setup))
     train, val = assign_samples(split, setup.nodes, setup.seed, setup.partition)
     (spec_x, x), (spec_y, y) = flatten_start(task, setup.seed)
+    spec_x, spec_y = (spec.to("cpu", getattr(torch, setup.dtype)) for spec in (spec_x, spec_y))
     problem = TorchProblem(
         task=task, split=split, train=train, val=val, seed=setup.seed, dtype=setup.dtype, spec_x=spec_x, spec_y=spec_y,
         start_x=x.numpy().astype(setup.dtype), start_y=y.numpy().astype(setup.dtype),

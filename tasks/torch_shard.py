@@ -121,8 +121,11 @@ class TorchShard(Shard):
         )
 
     def to(self, asarray: Callable[[Array], Any]) -> "TorchShard":
+        x0: Any = asarray(self.x0)
+        spec_x, spec_y = (spec.to(x0.device, x0.dtype) for spec in (self.spec_x, self.spec_y))
         return replace(
-            self, x0=asarray(self.x0), y0=asarray(self.y0), lower=self.lower.to(asarray), upper=self.upper.to(asarray)
+            self, x0=x0, y0=asarray(self.y0), lower=self.lower.to(asarray), upper=self.upper.to(asarray),
+            spec_x=spec_x, spec_y=spec_y,
         )
 
     def f(self, x: Array, y: Array) -> Array:

@@ -66,6 +66,17 @@ class TreeSpec:
             lambda leaf, tensors: FunctionalModule(leaf.module, tensors),
         )
 
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "TreeSpec":
+        """Return the structure with copies of its modules, buffers on a device and floating ones in `dtype`."""
+        def move(node: Any) -> Any:
+            if isinstance(node, _ModuleLeaf):
+                return _ModuleLeaf(copy.deepcopy(node.module).to(device=device, dtype=dtype), node.parameters)
+            if isinstance(node, dict):
+                return {key: move(item) for key, item in node.items()}
+            return type(node)([move(item) for item in node]) if isinstance(node, list | tuple) else node
+
+        return TreeSpec(move(self.template), self.sizes, self.paths)
+
     def rebuild(self, row: Tensor) -> Any:
         """Return the user's own tree with copies of the row's parts as leaves, modules as modules."""
         parts = torch.split(row, self.sizes)

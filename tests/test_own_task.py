@@ -49,7 +49,8 @@ def command(place: Path) -> Run:
         if start:
             return subprocess.Popen(line, cwd=place, env=environment, start_new_session=True,
                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        done = subprocess.run(line, cwd=place, env=environment, capture_output=True, text=True, timeout=500, check=False)
+        done = subprocess.run(
+            line, cwd=place, env=environment, capture_output=True, text=True, timeout=500, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
@@ -94,7 +95,7 @@ def wait_for_checkpoint(folder: Path, driver: Any) -> None:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         found = list((folder / "checkpoints").glob("*/manifest.json")) if folder.exists() else []
-        if any(0 < json.loads(file.read_text())["round"] for file in found):
+        if any(json.loads(file.read_text())["round"] > 0 for file in found):
             return
         assert driver.poll() is None, "the run ended before it could be killed"
         time.sleep(0.05)

@@ -267,6 +267,31 @@ def test_modules_arrive_as_functions_and_return_as_modules() -> None:
     assert found == pytest.approx(expected)
 
 
+def test_buffers_are_constants_in_the_experiments_dtype() -> None:
+    """A module's buffer takes part in its forward pass, and moves and casts with the shard."""
+
+    class Shift(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(6, 4))
+            self.register_buffer("shift", torch.full((4,), 0.5))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs @ self.weight + self.shift
+
+    task = variant(
+        init=lambda self, g: (Shift(), (torch.zeros(4, 3),)), hidden=lambda self, x, inputs: x(inputs),
+        lower=lambda self, x, y, b: cross_entropy(x(b.inputs) @ y[0], b.labels) + y[0].square().sum(),
+        upper=lambda self, x, y, b: cross_entropy(x(b.inputs) @ y[0], b.labels),
+    )
+    shard = build(task).shard(range(4))
+    assert shard.dim_x == 24
+    x, y, _ = point(shard)
+    np.testing.assert_allclose(shard.g_y(x, y), differences(lambda p: shard.g(x, p), y), rtol=1e-5, atol=1e-8)
+    moved = shard.to(torch.asarray)
+    assert moved.spec_x.template.module.shift.dtype == torch.float64
+
+
 def test_the_start_depends_on_the_seed_alone() -> None:
     """Modules draw from the global generator: its state before and after does not matter."""
     torch.manual_seed(5)
