@@ -8,14 +8,14 @@ depends on another.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 from zlib import crc32
 
 import numpy as np
 from scipy import sparse
 
 from dbo.parameters import param
-from dbo.tasks.arrays import Array, convert_arrays, hash_arrays
+from dbo.tasks.arrays import Array, convert_fields, hash_arrays
 
 __all__ = [
     "Array", "DataSet", "Direction", "Features", "Part", "Partition", "Problem", "Samples", "Setup", "Shard", "Task",
@@ -156,9 +156,9 @@ class Shard(ABC):
         """The fused form of a weighted sum of f_y and g_y; None: the shard has none, add the two."""
         return None
 
-    def to(self, asarray: Callable[[Array], Any]) -> Self:
-        """Return the same shard with every floating array passed through `asarray`, e.g. `torch.asarray`."""
-        converted: Self = convert_arrays(self, asarray)
+    def to(self, asarray: Callable[[Array], Any]) -> "Shard":
+        """Return the same oracles with every floating array passed through `asarray`, e.g. `torch.asarray`."""
+        converted: Shard = convert_fields(self, asarray)
         return converted
 
 

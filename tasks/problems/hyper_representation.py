@@ -22,6 +22,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from dbo.tasks.api import Array, Direction, Part, Setup, Shard, Task, generator, param
+from dbo.tasks.kernels.memory import Memory, remember
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.problems.classification import ClassificationProblem
 from dbo.tasks.problems.softmax import CrossEntropy
@@ -153,7 +154,7 @@ class HyperRepresentationProblem(ClassificationProblem):
 class ForwardCache:
     """The last forward pass: an inner loop needs the same φ_x K times. A copied or converted shard starts empty."""
 
-    x: Any = None
+    x: Memory | None = None
     activations: list[Array] = field(default_factory=list)
     passes: int = 0
 
@@ -168,11 +169,11 @@ class BackboneLevel:
     cache: ForwardCache = field(default_factory=ForwardCache, init=False)
 
     def forward(self, x: Array) -> list[Array]:
-        """Return the activations at x, cached by the content of x, not its identity: a caller may reuse a buffer."""
+        """Return the activations at x, cached by its content: a caller may reuse a buffer."""
         cache = self.cache
-        if cache.x is None or cache.x.shape != x.shape or not bool((cache.x == x).all()):
+        if cache.x is None or not cache.x.matches(x):
             cache.activations = self.backbone.forward(self.rows.layout, self.rows.features, x)
-            cache.x = array_namespace(x).asarray(x, copy=True)
+            cache.x = remember(x)
             cache.passes += 1
         return cache.activations
 
