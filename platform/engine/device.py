@@ -142,6 +142,8 @@ def numeric_context(pools: ThreadpoolController, threads: int) -> Iterator[None]
     """Fix the thread count, and silence overflow warnings: the run checks for divergence itself."""
     fused.set_threads(threads)
     set_task_threads(threads)
+    if "torch" in sys.modules and (torch := sys.modules["torch"]).get_num_threads() != threads:
+        torch.set_num_threads(threads)
     with pools.limit(limits=threads), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         yield
 

@@ -184,12 +184,12 @@ def _expand(format_: RowFormat, first: Any, second: Any) -> Any:
         codes = unpack_codes(second, format_.bits, dim)
         levels = 2 * codes - 1 if format_.bits == 1 else codes - (1 << (format_.bits - 1))
         return levels.to(dtype) * first.view(dtype)
+    row = torch.zeros(dim, dtype=dtype, device=second.device)
+    if not format_.values:
+        return row
     values = second.view(dtype)
     if format_.form == DENSE:
         return values
-    row = torch.zeros(dim, dtype=dtype, device=values.device)
-    if not format_.values:
-        return row
     if format_.form == INDEX:
         return row.scatter_(0, _read_unsigned(first, index_width(dim)), values)
     marked = unpack_bits(first)[:dim].to(torch.bool)
