@@ -38,7 +38,7 @@ def convert_arrays(value: Any, asarray: Callable[[Array], Any]) -> Any:
         return asarray(value) if value.dtype.kind == "f" else value
     if isinstance(value, tuple):
         return tuple(convert_arrays(item, asarray) for item in value)
-    if sparse.issparse(value):
+    if isinstance(value, sparse.csr_array):
         from dbo.tasks.kernels.sparse_matrix import to_device
 
         return to_device(value, asarray)

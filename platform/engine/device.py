@@ -1,8 +1,8 @@
 """Place a block's arrays: NumPy on the CPU, torch tensors on a GPU.
 
-Data, state, gradients, mixing and compression stay on the device. In a round only encoded bytes cross: a step's packets
-are encoded on the device and fetched once, and received bodies are copied to it once and expanded there. Evaluations and
-checkpoints use `fetch`.
+Data, state, gradients, mixing and compression stay on the device. In a round only encoded bytes cross. A step's packets
+are encoded on the device and fetched once; received bodies are copied to it once and expanded there. `fetch` is for
+evaluations and checkpoints.
 """
 
 import ctypes
@@ -175,14 +175,19 @@ def _c_function(name: str) -> Any:
     return None if configured or sys.platform != "linux" else getattr(ctypes.CDLL(None), name, None)
 
 
+def open_device(name: str) -> Device:
+    """Return the device of `engine.device`: cpu, cuda, or torch_cpu."""
+    if name == "cpu":
+        return Cpu()
+    if name == "torch_cpu":
+        return Torch("cpu")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RunError("a GPU is requested, but torch finds no GPU in this process")
+    return Torch("cuda")
+
+
 def select_device(gpus: float) -> Device:
     """Return the GPU (share) that this process has, or the CPU if `gpus` is 0."""
-    if not gpus:
-        return Cpu()
-    try:
-        import torch
-    except ImportError:
-        raise RunError("engine.gpus_per_node > 0 needs torch: pip install 'dbo[gpu]'") from None
-    if not torch.cuda.is_available():
-        raise RunError("engine.gpus_per_node > 0, but torch finds no GPU in this process")
-    return Torch("cuda")
+    return open_device("cuda" if gpus else "cpu")

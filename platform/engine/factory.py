@@ -16,7 +16,9 @@ def start_engine(settings: EngineSettings, spec: RunSpec) -> Engine:
     if isinstance(settings, LocalSettings):
         blocks = spec.blocks or [range(spec.network.nodes)]
         return LocalEngine(
-            spec.algorithm, spec.config, spec.problem, spec.network, blocks, threads=settings.threads)
+            spec.algorithm, spec.config, spec.problem, spec.network, blocks, threads=settings.threads,
+            device=settings.device,
+        )
     ray = connect(settings.address)
     return RayEngine(settings, ray, spec, spec.blocks or pack_nodes(settings, ray, spec.network.nodes))
 

@@ -7,7 +7,7 @@ cluster. Rows of a torch device are encoded and decoded there, by `torch_codecs`
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,10 @@ class EncodedRow(NamedTuple):
     body: memoryview
 
 
+def _is_on_device(message: Message | Packed) -> TypeGuard[Message]:
+    return isinstance(message, Message) and not isinstance(message.values, np.ndarray)
+
+
 # Measuring
 
 
@@ -60,7 +64,7 @@ def measure_messages(messages: Mapping[str, Message | Packed]) -> dict[str, Tabl
     """Return the table of each message. Counts of a device cross together: the host waits once."""
     on_device = {
         name: message.values for name, message in messages.items()
-        if message.form == "sparse" and not isinstance(message, Packed) and not isinstance(message.values, np.ndarray)
+        if _is_on_device(message) and message.form not in ("dense", "levels")
     }
     if not on_device:
         return {name: measure_rows(message) for name, message in messages.items()}
@@ -129,10 +133,7 @@ def encode_on_device(
 
     `tables` are those of `measure_messages`: forms and lengths are known before anything is encoded.
     """
-    on_device = {
-        name: message for name, message in messages.items()
-        if isinstance(message, Message) and not isinstance(message.values, np.ndarray)
-    }
+    on_device = {name: message for name, message in messages.items() if _is_on_device(message)}
     if not on_device:
         return dict(messages)
     from dbo.platform.network import torch_codecs  # imports torch, which is slow
@@ -145,11 +146,11 @@ def encode_row(message: Message | Packed | EncodedRows, row: int) -> tuple[RowFo
     if isinstance(message, EncodedRows):
         if row in message.errors:
             raise WireError(message.errors[row])
-        format_, body = message.rows[row]
-        return format_, [body]
+        format_, encoded = message.rows[row]
+        return format_, [encoded]
     if isinstance(message, Packed):
         return _encode_packed(message.rows[row], message.dim)
-    if not isinstance(message.values, np.ndarray):
+    if _is_on_device(message):
         return encode_row(encode_on_device({"": message}, [row], measure_messages({"": message}))[""], row)
     values = message.values[row]
     code = _CODES.get(values.dtype.str[1:])

@@ -86,6 +86,8 @@ def _choose_format(message: Message, values: int) -> RowFormat:
         raise WireError(f"dtype {message.values.dtype} is not allowed; must be float32 or float64")
     if dim >= 1 << 32:
         raise WireError(f"a row of {dim} entries is not allowed; must be shorter than 2^32")
+    if message.form not in ("dense", "sparse", "levels"):
+        raise WireError(f"unknown form {message.form!r}")
     if message.form == "levels":
         return RowFormat(code, LEVELS, message.bits, dim, dim)
     form = DENSE if message.form == "dense" else shortest_form(values, dim, DTYPES[code].itemsize)

@@ -38,7 +38,7 @@ class _Tensor:
 
     def matches(self, x: Any) -> bool:
         old = self.x
-        return (
+        return bool(
             x.data_ptr() == old.data_ptr() and x.shape == old.shape and x.stride() == old.stride()
             and x.dtype == old.dtype and x._version == self.version and old._version == self.version
         )

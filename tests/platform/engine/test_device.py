@@ -1,6 +1,7 @@
 """One module selects the device, and the results do not depend on it."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ from tests.faults.messages import advance
 from dbo.algorithms.api import algorithms
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.block import Block
-from dbo.platform.engine.device import Cpu, Torch, select_device
+from dbo.platform.engine.device import Cpu, Torch, open_device, select_device
 from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.errors import RunError
 from dbo.platform.network.topology import single_node
-from dbo.platform.runs.runner import prepare
+from dbo.platform.runs.runner import prepare, run
 from dbo.tasks.problems import coefficient_tuning
 
 torch = pytest.importorskip("torch")
@@ -33,14 +34,17 @@ COMPRESSORS: dict[str, dict[str, Any]] = {
 }
 
 # Steps with which the few documents of the text do not diverge.
-STABLE: dict[str, dict[str, Any]] = {"mdbo": {"beta_x": 0.5, "beta_y": 0.5}, "c2dfb_nc": {"eta_in": 0.1, "eta_out": 0.1}}
+STABLE: dict[str, dict[str, Any]] = {
+    "mdbo": {"beta_x": 0.5, "beta_y": 0.5}, "c2dfb_nc": {"eta_in": 0.1, "eta_out": 0.1},
+}
 
 
 def start(
     name: str, device: Any, task: dict[str, Any], ids: list[list[int]], compressor: dict[str, Any] | None = None
 ) -> list[Block]:
     compresses = "compressor" in {field.name for field in fields(algorithms()[name].config)}
-    algorithm = {"name": name} | STABLE.get(name, {}) | ({"compressor": compressor} if compresses and compressor else {})
+    chosen = {"compressor": compressor} if compresses and compressor else {}
+    algorithm = {"name": name, **STABLE.get(name, {}), **chosen}
     experiment = Experiment(nodes=4, dtype="float64", task=task, algorithm=algorithm, engine={"name": "local"})
     parts, setup = experiment.parts, prepare(experiment)
     problem, network = setup.problem, setup.network
@@ -129,6 +133,7 @@ def test_checkpoints_cross_devices() -> None:
 def test_cpu_is_selected_without_gpus_and_a_missing_gpu_is_reported() -> None:
     """gpus_per_node = 0: NumPy. More, and no GPU: a one-line error."""
     assert isinstance(select_device(0), Cpu)
+    assert isinstance(open_device("torch_cpu"), Torch)
     if not torch.cuda.is_available():
         with pytest.raises(RunError, match="torch finds no GPU"):
             select_device(0.5)
@@ -139,6 +144,25 @@ def test_deterministic_flags_are_set() -> None:
     Torch("cpu")
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("name", ["c2dfb", "mdbo", "bome"])
+def test_local_engine_runs_on_a_torch_device(name: str, tmp_path: Path) -> None:
+    """`engine.device: torch_cpu` gives the metrics of NumPy, and is another run; an extended run has the same bits."""
+    def run_on(device: str, rounds: int, folder: str, **options: Any) -> Any:
+        return run(Experiment(
+            nodes=4, dtype="float64", rounds=rounds, task=TASKS["quadratic"], algorithm={"name": name},
+            checkpoint_every=1, engine={"name": "local", "device": device},
+        ), tmp_path / folder, **options)
+
+    ours, theirs = run_on("cpu", 3, "cpu"), run_on("torch_cpu", 3, "torch")
+    assert ours.experiment.run_key != theirs.experiment.run_key
+    np.testing.assert_allclose(theirs.state["x"], ours.state["x"], rtol=1e-10)
+    np.testing.assert_allclose(theirs.history["test_loss"], ours.history["test_loss"], rtol=1e-10)
+    assert isinstance(theirs.state["x"], np.ndarray)
+    run_on("torch_cpu", 2, "half")
+    longer = run_on("torch_cpu", 3, "longer", start_from=tmp_path / "half")
+    assert longer.state["x"].tobytes() == theirs.state["x"].tobytes()
 
 
 @pytest.mark.requires_gpu

@@ -61,7 +61,7 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _wide(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _select_shard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the wide text the shard of models with many entries."""
     if "wide text" in request.node.name:
         monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)

@@ -21,10 +21,10 @@ from dbo.platform.network import torch_codecs
 READS = frozenset({
     "cpu", "numpy", "item", "tolist", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__array__",
     "__dlpack__", "__repr__", "__format__", "__contains__", "__reduce_ex__", "storage", "untyped_storage", "equal",
-    "allclose", "is_nonzero", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount",
+    "allclose", "is_nonzero", "nonzero", "argwhere", "unique", "unique_consecutive", "bincount",
 })
 UPLOADS = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer"})
-WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::equal")
+WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::equal")
 
 
 class HostRead(AssertionError):

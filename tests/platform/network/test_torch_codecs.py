@@ -134,7 +134,9 @@ def test_two_fetches_serve_all_rows_and_channels(monkeypatch: pytest.MonkeyPatch
     assert fetched == [4 * 640 * 4]
 
 
-@pytest.mark.parametrize(("levels", "bits"), [([0, 1], 1), ([4, 0], 3), ([0, -5], 3), ([128, 0], 8), ([-2**15 - 1], 16)])
+@pytest.mark.parametrize(("levels", "bits"), [
+    ([0, 1], 1), ([4, 0], 3), ([0, -5], 3), ([128, 0], 8), ([-2**15 - 1], 16),
+])
 def test_levels_that_do_not_fit_are_refused(levels: list[int], bits: int) -> None:
     """The row with the wrong level is refused, and no other."""
     dim = len(levels)
