@@ -182,14 +182,15 @@ class TuneRunner:
     def make_bundles(self, cell: SweepCell) -> Bundles:
         """Return the bundles of a cell's placement group.
 
-        On the local engine: one, with a CPU per thread. On the Ray engine: an empty one for the trial itself, which
-        only waits, and one per actor. An actor requests almost no CPU; its bundle holds a fair share of the CPUs, so
-        that no more actors run at a time than there are CPUs.
+        On the local engine: one, with a CPU per thread, and the GPU if it uses one. On the Ray engine: an empty one for
+        the trial itself, which only waits, and one per actor. An actor requests almost no CPU; its bundle holds a fair
+        share of the CPUs, so that no more actors run at a time than there are CPUs.
         """
         engine = cell.experiment.parts.engine
         cpus = [node["Resources"].get("CPU", 0.0) for node in self.ray.nodes() if node["Alive"]]
         if isinstance(engine, LocalSettings):
-            return [{"CPU": min(float(engine.threads), max(cpus))}]
+            gpu = {"GPU": 1.0} if engine.device == "cuda" else {}
+            return [{"CPU": min(float(engine.threads), max(cpus)), **gpu}]
         blocks = pack_nodes(engine, self.ray, cell.experiment.nodes)
         share = math.floor(_CPU_SHARE * compute_fair_share(cpus, len(blocks)) * 100) / 100
         requests = [bundle_for(engine, len(ids)) for ids in blocks]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +22,32 @@ def hash_arrays(arrays: Iterable[Array]) -> str:
     return state.hexdigest()
 
 
+@runtime_checkable
+class Convertible(Protocol):
+    """A dataclass with a conversion of its own: it may hold something else on a device than on the host."""
+
+    def to(self, asarray: Callable[[Array], Any]) -> Any: ...
+
+
 def convert_arrays(value: Any, asarray: Callable[[Array], Any]) -> Any:
-    """Return a copy of `value` with `asarray` applied to every floating array in its dataclasses and tuples."""
+    """Return a copy of `value` with `asarray` applied to every floating array in its dataclasses and tuples.
+
+    Integers stay on the host: they number nodes and samples. Sparse matrices are copied to the device of `asarray`.
+    """
     if isinstance(value, np.ndarray):
         return asarray(value) if value.dtype.kind == "f" else value
     if isinstance(value, tuple):
         return tuple(convert_arrays(item, asarray) for item in value)
-    if sparse.issparse(value):
-        raise ValueError("sparse features stay on the CPU: only dense data can move to another device")
+    if isinstance(value, sparse.csr_array):
+        from dbo.tasks.kernels.sparse_matrix import to_device
+
+        return to_device(value, asarray)
     if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value) if field.init]
-        return replace(value, **{name: convert_arrays(getattr(value, name), asarray) for name in names})
+        return value.to(asarray) if isinstance(value, Convertible) else convert_fields(value, asarray)
     return value
+
+
+def convert_fields(value: Any, asarray: Callable[[Array], Any]) -> Any:
+    """Return a copy of a dataclass with `convert_arrays` applied to each of its fields."""
+    names = [field.name for field in fields(value) if field.init]
+    return replace(value, **{name: convert_arrays(getattr(value, name), asarray) for name in names})

@@ -8,13 +8,13 @@ depends on another.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 from zlib import crc32
 
 import numpy as np
 from scipy import sparse
 
-from dbo.tasks.arrays import Array, convert_arrays, hash_arrays
+from dbo.tasks.arrays import Array, convert_fields, hash_arrays
 from dbo.tasks.sampling import Batches
 
 Features: TypeAlias = Array | sparse.csr_array
@@ -178,9 +178,9 @@ class Shard(ABC):
             batches.draw("upper", self.seed, self.ids, upper, round_, step),
         )
 
-    def to(self, asarray: Callable[[Array], Any]) -> Self:
-        """Return the same shard with every floating array passed through `asarray`, e.g. `torch.asarray`."""
-        converted: Self = convert_arrays(self, asarray)
+    def to(self, asarray: Callable[[Array], Any]) -> "Shard":
+        """Return the same oracles with every floating array passed through `asarray`, e.g. `torch.asarray`."""
+        converted: Shard = convert_fields(self, asarray)
         return converted
 
 

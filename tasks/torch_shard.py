@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dbo.tasks.arrays import Array
+from dbo.tasks.kernels.memory import Memory, remember
 from dbo.tasks.protocol import Shard
 from dbo.tasks.torch_task import Batch, TorchTask
 from dbo.tasks.trees import TreeSpec
@@ -42,8 +43,8 @@ class Group:
 class RepresentationCache:
     """The representations at the last x, one per group, and the x that they are functions of."""
 
-    x: Any = None               # the array or tensor that was passed, or a copy of its content
-    is_batch: bool = False      # lives for a few steps in which x stays: x is recognised without a comparison
+    x: Memory | None = None
+    is_batch: bool = False      # lives for a few steps in which nobody writes into x
     leaf: Tensor | None = None
     values: list[Any] = field(default_factory=list)
     passes: int = 0
@@ -275,7 +276,7 @@ class _Loss:
 
     def _fill_cache(self) -> None:
         cache, x = self.data.cache, self.all_x
-        if _is_cached(cache, x, self.given_x):
+        if cache.x is not None and cache.x.matches(self.given_x):
             return
         shard, task = self.shard, self.shard.task
         with torch.enable_grad():
@@ -286,22 +287,7 @@ class _Loss:
 
             values = [_map_rows(task, compute, group.take(leaf), group.inputs) for group in self.data.groups]
         cache.leaf, cache.values, cache.passes = leaf, values, cache.passes + 1
-        cache.x = self.given_x if _trusts_identity(cache, x) else leaf.detach()
-
-
-def _is_cached(cache: RepresentationCache, x: Tensor, given: Any) -> bool:
-    if cache.x is None or _trusts_identity(cache, x):
-        return cache.x is given
-    return cache.x.shape == x.shape and bool(torch.equal(cache.x, x))
-
-
-def _trusts_identity(cache: RepresentationCache, x: Tensor) -> bool:
-    """Decide whether x is recognised as the same object instead of by its content.
-
-    A caller may reuse a buffer between rounds, so contents are compared, except for a batch, which ends with its step,
-    and on a device, where a comparison would wait for the device and no kernel writes into its operands.
-    """
-    return cache.is_batch or x.device.type != "cpu"
+        cache.x = remember(self.given_x, is_kept=cache.is_batch)
 
 
 def _map_rows(task: TorchTask, function: Callable[..., Any], *rows: Any) -> Any:

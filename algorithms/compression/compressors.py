@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from array_api_compat import array_namespace, device
-from dbo.components import Registry
 
 from dbo.algorithms.gossip import Message, dense
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
+from dbo.components import Registry
 from dbo.parameters import param
 
 C = TypeVar("C", bound=type)
@@ -159,7 +159,12 @@ def keep_largest(rows: Array, k: int) -> Array:
     dim = rows.shape[1]
     if k == dim:
         return rows + 0.0      # turns −0.0, which is not sent, into 0.0
-    return _drop(rows, _mark_smallest(abs(rows), dim - k))
+    if not isinstance(rows, np.ndarray):
+        from dbo.algorithms.kernels import torch_selection  # imports torch, which is slow
+
+        selected: Array = torch_selection.keep_largest(rows, k)
+        return selected
+    return _drop(rows, _mark_smallest(np.abs(rows), dim - k))
 
 
 def _mark_smallest(magnitude: Array, count: int) -> Array:
@@ -167,15 +172,10 @@ def _mark_smallest(magnitude: Array, count: int) -> Array:
 
     Where the threshold is zero the mask may hold fewer: a zero is not sent whether it is kept or not.
     """
-    xp = array_namespace(magnitude)
-    rows, dim = magnitude.shape
-    if isinstance(magnitude, np.ndarray):
-        threshold = np.partition(magnitude, count, axis=1)[:, count : count + 1]
-    else:
-        threshold = xp.topk(magnitude, dim - count, dim=1).values[:, -1:]
+    threshold = np.partition(magnitude, count, axis=1)[:, count : count + 1]
     # NaN is not below, so no row marks more than `count` entries: the total is right only if every row is.
     below = magnitude < threshold
-    if int(xp.count_nonzero(below)) != rows * count:
+    if int(np.count_nonzero(below)) != len(magnitude) * count:
         for i in (i for i, value in enumerate(threshold[:, 0].tolist()) if value != 0):
             _break_ties(magnitude[i], threshold[i, 0], below[i], count)
     return below
@@ -183,14 +183,13 @@ def _mark_smallest(magnitude: Array, count: int) -> Array:
 
 def _break_ties(magnitude: Array, threshold: Any, below: Array, count: int) -> None:
     """Extend one row's mask to `count` entries with the last of those that equal the threshold."""
-    xp = array_namespace(magnitude)
     tied = magnitude == threshold
-    if xp.isnan(threshold):
-        tied = xp.isnan(magnitude)
+    if np.isnan(threshold):
+        tied = np.isnan(magnitude)
         below[:] = ~tied
-    missing = count - int(xp.count_nonzero(below))
+    missing = count - int(np.count_nonzero(below))
     if missing:
-        below[xp.nonzero(tied)[0][-missing:]] = True
+        below[np.nonzero(tied)[0][-missing:]] = True
 
 
 def _drop(rows: Array, dropped: Array) -> Array:
@@ -204,7 +203,9 @@ def _zero_nonfinite(rows: Array) -> tuple[Array, Array, Array]:
     xp = array_namespace(rows)
     largest = xp.max(abs(rows), axis=1)
     finite = xp.isfinite(largest)
-    clean = rows if bool(xp.all(finite)) else xp.where(finite[:, None], rows, 0.0)
+    # The shortcut saves a copy. On a device the question itself would cost more: the host had to wait for the answer.
+    is_clean = isinstance(rows, np.ndarray) and bool(np.all(finite))
+    clean = rows if is_clean else xp.where(finite[:, None], rows, 0.0)
     return finite, clean, xp.where(finite, largest, 0.0)
 
 

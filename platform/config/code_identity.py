@@ -21,7 +21,9 @@ from dbo.algorithms import registry
 NUMERICS = (
     "dbo.platform.network.topology",        # graphs and mixing weights
     "dbo.platform.network.packet",          # what a neighbour receives
-    "dbo.platform.network.codecs",          # the same: forms of a row, and their lengths in the metrics
+    "dbo.platform.network.row_format",      # the same: forms of a row, and their lengths in the metrics
+    "dbo.platform.network.codecs",          # the same: rows of the host
+    "dbo.platform.network.torch_codecs",    # the same: rows of a device
     "dbo.platform.network.ledger",          # bytes and values in the metrics
     "dbo.platform.config.schedules",        # step sizes of a round
     "dbo.platform.engine.base",             # rows of all nodes in node order, maxima of counters

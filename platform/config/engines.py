@@ -11,10 +11,17 @@ class LocalSettings:
     """All nodes in this process, as one block of stacked rows."""
 
     runtime_only: ClassVar[frozenset[str]] = frozenset()
-    gpus_per_node: ClassVar[float] = 0.0
     max_recoveries: ClassVar[int] = 0
 
     threads: int = param(1, ge=1, help="threads of the linear algebra; results are bit-identical for equal counts")
+    device: Literal["cpu", "cuda", "torch_cpu"] = param(
+        "cpu", help="cpu: NumPy arrays; cuda: the GPU; torch_cpu: torch tensors on the CPU, to try the GPU's code"
+    )
+
+    @property
+    def gpus_per_node(self) -> float:
+        """The GPUs that the nodes share; 0 if their arrays are NumPy's."""
+        return 0.0 if self.device == "cpu" else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,13 +31,14 @@ from dbo.platform.config.plugins import locate_error
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Blocks
-from dbo.platform.engine.device import Cpu, Device, copy_to_host
+from dbo.platform.engine.device import Cpu, Device
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.network.codecs import RowType, WireError
+from dbo.platform.network.codecs import EncodedRows, encode_on_device
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.packet import Header, Packet, decode, encode, expect_rows, measure
+from dbo.platform.network.row_format import RowType, WireError
 from dbo.platform.network.topology import Network
 from dbo.tasks.api import Batches, Problem
 
@@ -137,7 +138,7 @@ class Block:
         self._remote_at = np.searchsorted(order, self.remote)
         weights = network.weights[list(self.ids)][:, order].tocsr()
         weights.sort_indices()               # neighbour sums run in node order, whatever the packing
-        self._weights, self._apply_weights = weights, self.device.mixing(weights)
+        self._weights, self._apply_weights = weights, self.device.mixing(weights, self._own_at, self._remote_at)
         self._degree = network.degree[list(self.ids)]
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
@@ -209,13 +210,19 @@ class Block:
                     f"{self.algorithm.name} sends {name} of shape {message.shape}; "
                     f"must be (nodes, entries) = ({len(self.ids)}, …) for nodes {_format_blocks([[*self.ids]])}"
                 )
-        self.ledger.record(channels, measure(channels))
+        sizes = measure(channels)
+        self.ledger.record(channels, sizes)
         if not self._senders:
             return {}
-        messages = {name: copy_to_host(self.device, message) for name, message in channels.items()}
+        try:
+            messages = encode_on_device(channels, self._senders.values(), sizes.tables)
+        except WireError as error:
+            raise ProtocolError(f"{self.algorithm.name} sends: {error}") from error
         return {node: self._encode(current, node, messages, row) for node, row in self._senders.items()}
 
-    def _encode(self, current: _Round, node: int, messages: dict[str, Message | Packed], row: int) -> bytes:
+    def _encode(
+        self, current: _Round, node: int, messages: dict[str, Message | Packed | EncodedRows], row: int
+    ) -> bytes:
         try:
             return encode(self._header(current, node), messages, row)
         except WireError as error:
@@ -228,10 +235,10 @@ class Block:
         if self.remote:
             current.expected = expect_rows(current.channels)
         packets = [self._decode(current, node, received) for node in self.remote]
-        return tuple(
-            self._sum(message, [packet.channels[name] for packet in packets])
-            for name, message in current.channels.items()
-        )
+        rows: Mapping[str, Any] = {name: [packet.channels[name] for packet in packets] for name in current.channels}
+        if packets:
+            rows = self.device.expand(rows)
+        return tuple(self._sum(message, rows[name]) for name, message in current.channels.items())
 
     def _decode(self, current: _Round, node: int, received: Received) -> Packet:
         """Decode a neighbour's packet, which must belong to this step and have rows like the own ones."""
@@ -240,20 +247,21 @@ class Block:
             raise ProtocolError(f"{where}: no packet from node {node}")
         packed = {name for name, message in current.channels.items() if isinstance(message, Packed)}
         try:
-            return decode(received[node], packed, header=self._header(current, node), expected=current.expected)
+            return decode(
+                received[node], packed, header=self._header(current, node), expected=current.expected,
+                expand=not self.device.expands_rows,
+            )
         except WireError as error:
             raise ProtocolError(f"{where}: packet of node {node}: {error}") from error
 
-    def _sum(self, message: Message | Packed, remote: list[Any]) -> Array | PackedSum:
+    def _sum(self, message: Message | Packed, remote: Any) -> Array | PackedSum:
         """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
         if isinstance(message, Packed):
             return self._sum_packed(message, self._in_node_order(message.rows, remote))
         rows = message.values
         if can_fuse(rows):
             return weighted_sum(self._weights, self._in_node_order(list(rows), remote))
-        if remote:
-            rows = self.device.stack(rows, self._own_at, remote, self._remote_at)
-        return self._apply_weights(rows)
+        return self._apply_weights(rows, remote)
 
     def _in_node_order(self, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
         rows: list[Any] = [None] * (len(own) + len(remote))

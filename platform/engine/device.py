@@ -1,14 +1,15 @@
-"""Place a block's arrays: NumPy on the CPU, torch tensors on a GPU. No other module depends on the device.
+"""Place a block's arrays: NumPy on the CPU, torch tensors on a GPU.
 
-A message leaves the device once, as a whole; received rows are decoded on the host and copied to the device once.
+Data, state, gradients, mixing and compression stay on the device. In a round only encoded bytes cross. A step's packets
+are encoded on the device and fetched once; received bodies are copied to it once and expanded there. `fetch` is for
+evaluations and checkpoints.
 """
 
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Protocol, TypeAlias
 
@@ -16,17 +17,21 @@ import numpy as np
 from scipy import sparse
 from threadpoolctl import ThreadpoolController
 
-from dbo.algorithms.api import Array, Message, Packed
+from dbo.algorithms.api import Array
 from dbo.algorithms.kernels import fused
 from dbo.platform.errors import RunError
+from dbo.platform.network.codecs import EncodedRow
 from dbo.tasks.api import Shard as TaskShard
 from dbo.tasks.kernels.threads import set_threads as set_task_threads
 
-Mixing: TypeAlias = Callable[[Array], Array]
+# (own rows, remote rows in the order of `remote_at`) → W @ rows in their dtype
+Mixing: TypeAlias = Callable[[Array, Sequence[Array] | Array], Array]
 
 
 class Device(Protocol):
     """Hold the arrays of a block."""
+
+    expands_rows: bool      # received rows stay encoded until `expand`
 
     def place(self, shard: TaskShard) -> TaskShard:
         """Return the shard with its arrays on this device."""
@@ -37,15 +42,17 @@ class Device(Protocol):
     def fetch(self, array: Array) -> Array:
         """Copy an array of this device to the host."""
 
-    def stack(self, own: Array, own_at: Array, remote: list[Array], remote_at: Array) -> Array:
-        """Stack own rows and decoded remote rows, each at its position in node order."""
+    def expand(self, channels: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any] | Array]:
+        """Return the received rows of each channel on this device; encoded ones if `expands_rows`."""
 
-    def mixing(self, weights: sparse.csr_array) -> Mixing:
-        """Return the function rows → W @ rows for this block's part of W, in the dtype of the rows."""
+    def mixing(self, weights: sparse.csr_array, own_at: Array, remote_at: Array) -> Mixing:
+        """Return the function that sums a block's own and remote rows, whose columns in W are these."""
 
 
 class Cpu:
     """Hold NumPy arrays."""
+
+    expands_rows = False
 
     def __init__(self) -> None:
         _keep_memory()
@@ -60,16 +67,18 @@ class Cpu:
     def fetch(self, array: Array) -> Array:
         return np.asarray(array)
 
-    def stack(self, own: Array, own_at: Array, remote: list[Array], remote_at: Array) -> Array:
-        stacked = np.empty((len(own) + len(remote), own.shape[1]), dtype=own.dtype)
-        stacked[own_at] = own
-        stacked[remote_at] = remote
-        return stacked
+    def expand(self, channels: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any] | Array]:
+        return channels
 
-    def mixing(self, weights: sparse.csr_array) -> Mixing:
+    def mixing(self, weights: sparse.csr_array, own_at: Array, remote_at: Array) -> Mixing:
         cast: dict[Any, sparse.csr_array] = {}
 
-        def mix(rows: Array) -> Array:
+        def mix(own: Array, remote: Sequence[Array] | Array) -> Array:
+            rows = own
+            if len(remote):
+                rows = np.empty((len(own) + len(remote), own.shape[1]), dtype=own.dtype)
+                rows[own_at] = own
+                rows[remote_at] = remote
             if rows.dtype not in cast:
                 cast[rows.dtype] = weights.astype(rows.dtype)
             mixed: Array = cast[rows.dtype] @ rows
@@ -80,6 +89,8 @@ class Cpu:
 
 class Torch:
     """Hold torch tensors on a device such as cuda; on cpu for tests."""
+
+    expands_rows = True
 
     def __init__(self, name: str) -> None:
         # cuBLAS is deterministic only with a fixed workspace, which it reads before its first call.
@@ -105,22 +116,23 @@ class Torch:
     def fetch(self, array: Array) -> Array:
         return array if isinstance(array, np.ndarray) else np.asarray(array.detach().cpu().numpy())
 
-    def stack(self, own: Array, own_at: Array, remote: list[Array], remote_at: Array) -> Array:
-        stacked = self._torch.empty((len(own) + len(remote), own.shape[1]), dtype=own.dtype, device=self.name)
-        stacked[own_at] = own
-        stacked[remote_at] = self._torch.as_tensor(np.stack(remote), device=self.name)
-        rows: Array = stacked
-        return rows
+    def expand(self, channels: Mapping[str, Sequence[EncodedRow]]) -> Mapping[str, Sequence[Any] | Array]:
+        from dbo.platform.network import torch_codecs
 
-    def mixing(self, weights: sparse.csr_array) -> Mixing:
+        return torch_codecs.decode_rows(channels, self.name)
+
+    def mixing(self, weights: sparse.csr_array, own_at: Array, remote_at: Array) -> Mixing:
         # Dense: the block's part of W is small, and unlike sparse products this one is deterministic on a GPU.
-        whole, cast = weights.toarray(), {}
+        whole = weights.toarray()
+        cast: dict[Any, tuple[Any, Any]] = {}
 
-        def mix(rows: Array) -> Array:
-            if rows.dtype not in cast:
-                cast[rows.dtype] = self._torch.as_tensor(whole, dtype=rows.dtype, device=self.name)
-            mixed: Array = cast[rows.dtype] @ rows
-            return mixed
+        def mix(own: Array, remote: Sequence[Array] | Array) -> Array:
+            if own.dtype not in cast:
+                load = partial(self._torch.as_tensor, dtype=own.dtype, device=self.name)
+                cast[own.dtype] = load(whole[:, own_at]), load(whole[:, remote_at])
+            of_own, of_remote = cast[own.dtype]
+            mixed: Array = of_own @ own
+            return mixed + of_remote @ remote if len(remote) else mixed
 
         return mix
 
@@ -164,23 +176,19 @@ def _c_function(name: str) -> Any:
     return None if configured or sys.platform != "linux" else getattr(ctypes.CDLL(None), name, None)
 
 
-def copy_to_host(device: Device, message: Message | Packed) -> Message | Packed:
-    """Return the message in host memory, copied in one piece."""
-    if isinstance(message, Packed) or isinstance(message.values, np.ndarray):
-        return message
-    return replace(
-        message, values=device.fetch(message.values),
-        levels=None if message.levels is None else device.fetch(message.levels),
-        unit=None if message.unit is None else device.fetch(message.unit),
-    )
+def open_device(name: str) -> Device:
+    """Return the device of `engine.device`: cpu, cuda, or torch_cpu."""
+    if name == "cpu":
+        return Cpu()
+    if name == "torch_cpu":
+        return Torch("cpu")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RunError("a GPU is requested, but torch finds no GPU in this process")
+    return Torch("cuda")
 
 
 def select_device(gpus: float) -> Device:
     """Return the GPU (share) that this process has, or the CPU if `gpus` is 0."""
-    if not gpus:
-        return Cpu()
-    import torch
-
-    if not torch.cuda.is_available():
-        raise RunError("engine.gpus_per_node > 0, but torch finds no GPU in this process")
-    return Torch("cuda")
+    return open_device("cuda" if gpus else "cpu")

@@ -17,7 +17,7 @@ def start_engine(settings: EngineSettings, spec: RunSpec) -> Engine:
         blocks = spec.blocks or [range(spec.network.nodes)]
         return LocalEngine(
             spec.algorithm, spec.config, spec.problem, spec.network, blocks, threads=settings.threads,
-            batches=spec.batches, schedules=spec.schedules)
+            device=settings.device, batches=spec.batches, schedules=spec.schedules)
     ray = connect(settings.address)
     return RayEngine(settings, ray, spec, spec.blocks or pack_nodes(settings, ray, spec.network.nodes))
 

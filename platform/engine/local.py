@@ -14,7 +14,7 @@ from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Blocks, gather_rows, max_counts
 from dbo.platform.engine.block import Block, Packets, is_round_open
-from dbo.platform.engine.device import numeric_context
+from dbo.platform.engine.device import numeric_context, open_device
 from dbo.platform.engine.state_tree import Flat, chunk_names
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.topology import Network
@@ -32,13 +32,16 @@ class LocalEngine:
         network: Network,
         blocks: Blocks,
         threads: int = 1,
+        device: str = "cpu",
         batches: Batches | None = None,
         schedules: Schedules | None = None,
     ) -> None:
+        opened = open_device(device)
         self._threads, self._pools = threads, ThreadpoolController()
         with numeric_context(self._pools, self._threads):
             self.local_blocks = [
-                Block(algorithm, config, problem, network, ids, batches=batches, schedules=schedules)
+                Block(
+                    algorithm, config, problem, network, ids, device=opened, batches=batches, schedules=schedules)
                 for ids in blocks
             ]
         self.blocks: Blocks = [list(ids) for ids in blocks]

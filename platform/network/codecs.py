@@ -1,69 +1,81 @@
-"""Encode rows as bytes, decode them, and measure the bytes without encoding.
+"""Encode rows as bytes, decode them, and measure the bytes without encoding; `row_format` defines the forms.
 
-A row travels in one of four forms; everything is little-endian:
-
-    dense    `count` = dim values
-    index    `count` positions in the smallest unsigned width that dim fits into, ascending, then their values
-    bitmap   a bit per entry, ⌈dim/8⌉ bytes, then `count` values
-    levels   the unit, then dim integers of `bits` bits each, stored as level + 2^(bits−1); one bit is −1 or +1
-
-A sparse message takes the shortest of the first three; index and bitmap never carry a zero. The measured lengths are
-exactly those of the encoded rows, so a run in one process counts the same bytes as a run on a cluster.
+The measured lengths are exactly those of the encoded rows, so a run in one process counts the same bytes as a run on a
+cluster. Rows of a torch device are encoded and decoded there, by `torch_codecs`: only encoded bytes cross.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from dbo.algorithms.api import Array, Message, Packed, PackedRow
+from dbo.platform.network.row_format import (
+    BITMAP,
+    DENSE,
+    DTYPES,
+    INDEX,
+    LEVELS,
+    CorruptError,
+    RowFormat,
+    RowType,
+    WireError,
+    body_length,
+    index_width,
+    packed_length,
+    shortest_form,
+)
 
 Table = NDArray[np.int64]                     # (nodes, 3) what a channel's rows cost
 ENCODED, VALUE_BYTES, VALUES = range(3)       # its columns: bytes of the body, bytes of values in it, values
 
-_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
 _CODES = {"f4": 1, "f8": 2}
 _CODES_BY_SIZE = {4: 1, 8: 2}                 # NumPy and torch dtypes have no name in common, but a size
-_DENSE, _INDEX, _BITMAP, _LEVELS = range(4)
+_PADDED = "the last byte of the levels is not padded with zeros"
 _WHOLE = {8: "<u1", 16: "<u2"}                # levels of whole bytes need no packing
 
 
-class WireError(ValueError):
-    """A packet that cannot be encoded or must not be trusted."""
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Rows of a message that were encoded on a device, by row, and why a row could not be encoded."""
+
+    rows: dict[int, tuple[RowFormat, memoryview]]
+    errors: dict[int, str]
 
 
-class CorruptError(WireError):
-    """Parts of the packet contradict each other."""
+class EncodedRow(NamedTuple):
+    """A received row whose body is checked, but not expanded: that is done on a device."""
+
+    format: RowFormat
+    body: memoryview
 
 
-class RowFormat(NamedTuple):
-    """What a receiver must know of a body to decode it."""
-
-    dtype: int      # 1: float32, 2: float64
-    form: int
-    bits: int       # of a level; 0 in every other form
-    dim: int
-    values: int     # in the body: `count` above
-
-
-class RowType(NamedTuple):
-    """What a receiver expects of a row, whatever its form."""
-
-    dtype: int
-    dim: int
-
-    def __str__(self) -> str:
-        return f"{self.dim} entries of {_DTYPES[self.dtype].name if self.dtype in _DTYPES else f'dtype {self.dtype}'}"
+def _is_on_device(message: Message | Packed) -> TypeGuard[Message]:
+    return isinstance(message, Message) and not isinstance(message.values, np.ndarray)
 
 
 # Measuring
 
 
-def measure_rows(message: Message | Packed) -> Table:
-    """Return the table of a message's rows."""
+def measure_messages(messages: Mapping[str, Message | Packed]) -> dict[str, Table]:
+    """Return the table of each message. Counts of a device cross together: the host waits once."""
+    on_device = {
+        name: message.values for name, message in messages.items()
+        if _is_on_device(message) and message.form not in ("dense", "levels")
+    }
+    if not on_device:
+        return {name: measure_rows(message) for name, message in messages.items()}
+    from dbo.platform.network import torch_codecs  # imports torch, which is slow
+
+    counts = torch_codecs.count_nonzeros(on_device)
+    return {name: measure_rows(message, counts.get(name)) for name, message in messages.items()}
+
+
+def measure_rows(message: Message | Packed, nonzeros: tuple[int, ...] | None = None) -> Table:
+    """Return the table of a message's rows; `nonzeros` are the counts of a sparse message, if they are known."""
     nodes, dim = message.shape
     if isinstance(message, Packed):
         return measure_sparse(tuple(row.entries.size for row in message.rows), dim, message.rows[0].entries.itemsize)
@@ -71,8 +83,8 @@ def measure_rows(message: Message | Packed) -> Table:
     if message.form == "dense":
         return measure_dense(nodes, dim, itemsize)
     if message.form == "levels":
-        return _uniform(nodes, itemsize + _packed_length(dim, message.bits), dim)
-    return measure_sparse(_count_nonzeros(message.values), dim, itemsize)
+        return _uniform(nodes, itemsize + packed_length(dim, message.bits), dim)
+    return measure_sparse(_count_nonzeros(message.values) if nonzeros is None else nonzeros, dim, itemsize)
 
 
 def measure_dense(nodes: int, dim: int, itemsize: int) -> Table:
@@ -88,9 +100,9 @@ def measure_sparse(nonzeros: tuple[int, ...], dim: int, itemsize: int) -> Table:
     """
     table = np.empty((len(nonzeros), 3), dtype=np.int64)
     for row, count in enumerate(nonzeros):
-        form = _shortest_form(count, dim, itemsize)
-        values = dim if form == _DENSE else count
-        table[row] = _body_length(form, 0, dim, values, itemsize), values * itemsize, values
+        form = shortest_form(count, dim, itemsize)
+        values = dim if form == DENSE else count
+        table[row] = body_length(form, 0, dim, values, itemsize), values * itemsize, values
     table.setflags(write=False)
     return table
 
@@ -105,101 +117,87 @@ def _uniform(nodes: int, length: int, values: int) -> Table:
 
 def _count_nonzeros(values: Array) -> tuple[int, ...]:
     """Return the number of nonzero entries of each row."""
-    if not isinstance(values, np.ndarray):
-        return tuple(array_namespace(values).count_nonzero(values, axis=1).tolist())
     nonzero = values != 0
     if values.shape[1] > 4096:      # counting row by row is quicker once a row outweighs a call
         return tuple(int(np.count_nonzero(row)) for row in nonzero)
     return tuple(np.add.reduce(nonzero, axis=1, dtype=np.int64).tolist())
 
 
-def _index_width(dim: int) -> int:
-    """Return the bytes of the smallest unsigned integer that holds every position."""
-    return 1 if dim <= 1 << 8 else 2 if dim <= 1 << 16 else 4
-
-
-def _packed_length(dim: int, bits: int) -> int:
-    return -(-dim * bits // 8)
-
-
-def _shortest_form(count: int, dim: int, itemsize: int) -> int:
-    """Return the shortest form of a sparse row; of equal ones dense before bitmap before index."""
-    index, bitmap = count * _index_width(dim), _packed_length(dim, 1)
-    if dim * itemsize <= count * itemsize + min(index, bitmap):
-        return _DENSE
-    return _BITMAP if bitmap <= index else _INDEX
-
-
-def _body_length(form: int, bits: int, dim: int, count: int, itemsize: int) -> int:
-    if form == _LEVELS:
-        return itemsize + _packed_length(dim, bits)
-    return count * itemsize + {_DENSE: 0, _INDEX: count * _index_width(dim), _BITMAP: _packed_length(dim, 1)}[form]
-
-
 # Encoding
 
 
-def encode_row(message: Message | Packed, row: int) -> tuple[RowFormat, list[bytes | memoryview]]:
+def encode_on_device(
+    messages: Mapping[str, Message | Packed], rows: Iterable[int], tables: Mapping[str, Table]
+) -> dict[str, Message | Packed | EncodedRows]:
+    """Return the messages with those of a device encoded there, and copied to the host in one piece.
+
+    `tables` are those of `measure_messages`: forms and lengths are known before anything is encoded.
+    """
+    on_device = {name: message for name, message in messages.items() if _is_on_device(message)}
+    if not on_device:
+        return dict(messages)
+    from dbo.platform.network import torch_codecs  # imports torch, which is slow
+
+    return {**messages, **torch_codecs.encode_rows(on_device, tuple(rows), tables)}
+
+
+def encode_row(message: Message | Packed | EncodedRows, row: int) -> tuple[RowFormat, list[bytes | memoryview]]:
     """Return the format of one row of a message and the parts of its body."""
+    if isinstance(message, EncodedRows):
+        if row in message.errors:
+            raise WireError(message.errors[row])
+        format_, encoded = message.rows[row]
+        return format_, [encoded]
     if isinstance(message, Packed):
         return _encode_packed(message.rows[row], message.dim)
-    values = _on_host(message.values[row])
+    if _is_on_device(message):
+        return encode_row(encode_on_device({"": message}, [row], measure_messages({"": message}))[""], row)
+    values = message.values[row]
     code = _CODES.get(values.dtype.str[1:])
     if code is None:
         raise WireError(f"dtype {values.dtype} is not allowed; must be float32 or float64")
     if values.ndim != 1 or values.size >= 1 << 32:
         raise WireError(f"a row of shape {values.shape} is not allowed; must be flat and shorter than 2^32")
-    values = values.astype(_DTYPES[code], copy=False)
+    values = values.astype(DTYPES[code], copy=False)
     if message.form == "dense":
-        return RowFormat(code, _DENSE, 0, values.size, values.size), [values.tobytes()]
+        return RowFormat(code, DENSE, 0, values.size, values.size), [values.tobytes()]
     if message.form == "levels":
         body = _encode_levels(message, row, values.dtype)
-        return RowFormat(code, _LEVELS, message.bits, values.size, values.size), [body]
+        return RowFormat(code, LEVELS, message.bits, values.size, values.size), [body]
     if message.form == "sparse":
         return _encode_sparse(values, code)
     raise WireError(f"unknown form {message.form!r}")
 
 
-def _on_host(array: Any) -> NDArray[Any]:
-    """Return the array in the memory of the host, wherever it is."""
-    return array if isinstance(array, np.ndarray) else np.asarray(array.detach().cpu().numpy())
-
-
 def _encode_sparse(values: NDArray[Any], code: int) -> tuple[RowFormat, list[bytes | memoryview]]:
     nonzero, dim = values != 0, values.size
     count = int(np.count_nonzero(nonzero))
-    form = _shortest_form(count, dim, values.itemsize)
-    if form == _DENSE:
+    form = shortest_form(count, dim, values.itemsize)
+    if form == DENSE:
         # Receivers of a sparse row get +0.0 in whichever form it travels.
         return RowFormat(code, form, 0, dim, dim), [np.where(nonzero, values, values.dtype.type(0)).tobytes()]
     (at,) = nonzero.nonzero()
-    where = at.astype(f"<u{_index_width(dim)}") if form == _INDEX else np.packbits(nonzero, bitorder="little")
+    where = at.astype(f"<u{index_width(dim)}") if form == INDEX else np.packbits(nonzero, bitorder="little")
     return RowFormat(code, form, 0, dim, count), [where.tobytes(), values[at].tobytes()]
 
 
 def _encode_packed(row: PackedRow, dim: int) -> tuple[RowFormat, list[bytes | memoryview]]:
     """Encode a row that is packed already: nothing but copies, unless another form is shorter."""
     code, count = _CODES[row.entries.dtype.str[1:]], row.entries.size
-    form = _shortest_form(count, dim, row.entries.itemsize)
-    entries = row.entries.astype(_DTYPES[code], copy=False)
-    if form == _BITMAP:
-        body = [row.words.astype("<u8", copy=False).view(np.uint8)[: _packed_length(dim, 1)], entries]
-    elif form == _INDEX:
-        body = [row.positions(dim).astype(f"<u{_index_width(dim)}"), entries]
+    form = shortest_form(count, dim, row.entries.itemsize)
+    entries = row.entries.astype(DTYPES[code], copy=False)
+    if form == BITMAP:
+        body = [row.words.astype("<u8", copy=False).view(np.uint8)[: packed_length(dim, 1)], entries]
+    elif form == INDEX:
+        body = [row.positions(dim).astype(f"<u{index_width(dim)}"), entries]
     else:
-        count, body = dim, [row.dense(dim).astype(_DTYPES[code], copy=False)]
+        count, body = dim, [row.dense(dim).astype(DTYPES[code], copy=False)]
     return RowFormat(code, form, 0, dim, count), [part.data.cast("B") for part in body]
 
 
 def _encode_levels(message: Message, row: int, dtype: np.dtype[Any]) -> bytes:
-    bits = message.bits
-    if message.levels is None or message.unit is None or not 1 <= bits <= 16:
-        raise WireError(f"levels need integers, a unit and 1 to 16 bits, got bits={bits}")
-    shapes = tuple(message.levels.shape), tuple(message.unit.shape)
-    if shapes != (message.shape, message.shape[:1]):
-        raise WireError(f"expected levels and unit of shapes {message.shape} and {message.shape[:1]}, got {shapes}")
-    levels = _on_host(message.levels[row])
-    unit = _on_host(message.unit[row : row + 1]).astype(dtype)
+    bits, (all_levels, units) = message.bits, check_levels(message)
+    levels, unit = all_levels[row], units[row : row + 1].astype(dtype)
     if bits == 1:
         if not np.all(np.abs(levels) == 1):
             raise WireError("levels of one bit must be −1 or +1")
@@ -210,6 +208,17 @@ def _encode_levels(message: Message, row: int, dtype: np.dtype[Any]) -> bytes:
             raise WireError(f"levels from {levels.min()} to {levels.max()} do not fit into {bits} bits")
         codes = (levels + half).astype("<u2")
     return unit.tobytes() + _pack_bits(codes, bits)
+
+
+def check_levels(message: Message) -> tuple[Array, Array]:
+    """Return levels and units of a message; raise WireError if it lacks them or their shapes do not fit."""
+    levels, unit = message.levels, message.unit
+    if levels is None or unit is None or not 1 <= message.bits <= 16:
+        raise WireError(f"levels need integers, a unit and 1 to 16 bits, got bits={message.bits}")
+    shapes = tuple(levels.shape), tuple(unit.shape)
+    if shapes != (message.shape, message.shape[:1]):
+        raise WireError(f"expected levels and unit of shapes {message.shape} and {message.shape[:1]}, got {shapes}")
+    return levels, unit
 
 
 def _pack_bits(codes: NDArray[Any], bits: int) -> bytes:
@@ -227,7 +236,7 @@ def _pack_bits(codes: NDArray[Any], bits: int) -> bytes:
         byte, shift = divmod(j * bits, 8)
         for k in range(-(-(shift + bits) // 8)):
             packed[byte + k] |= ((code << shift >> 8 * k) & 255).astype(np.uint8)
-    return packed.T.tobytes()[: _packed_length(codes.size, bits)]
+    return packed.T.tobytes()[: packed_length(codes.size, bits)]
 
 
 # Decoding
@@ -240,34 +249,26 @@ def expect_row(message: Message | Packed) -> RowType:
     return RowType(_CODES_BY_SIZE[message.values.dtype.itemsize], message.shape[1])
 
 
-def check_format(row: RowFormat, expected: RowType | None, left: int) -> int:
-    """Return the length of the body that a format describes; allocate nothing.
-
-    Raise CorruptError if there is no such body, if its row is not the expected one, or if fewer bytes are `left`.
-    """
-    if row.dtype not in _DTYPES:
-        raise CorruptError(f"unknown dtype {row.dtype}")
-    if row.form not in _DECODERS:
-        raise CorruptError(f"unknown form {row.form}")
-    if not (1 <= row.bits <= 16 if row.form == _LEVELS else row.bits == 0):
-        raise CorruptError(f"{row.bits} bits, levels have 1 to 16 and all other forms 0")
-    if row.values > row.dim or (row.form in (_DENSE, _LEVELS) and row.values != row.dim):
-        raise CorruptError(f"{row.values} values for {row.dim} entries")
-    if expected is not None and (row.dtype != expected.dtype or row.dim != expected.dim):
-        raise CorruptError(f"expected {expected}, got {RowType(row.dtype, row.dim)}")
-    length = _body_length(row.form, row.bits, row.dim, row.values, _DTYPES[row.dtype].itemsize)
-    if length > left:
-        raise CorruptError(f"expected a body of {length} bytes, got {left}: no more are left")
-    return length
-
-
 def decode_row(body: memoryview, row: RowFormat, packed: bool = False) -> Array | PackedRow:
     """Return the row in a body of a format that `check_format` accepts; a `packed` one stays marks and entries."""
-    dtype = _DTYPES[row.dtype]
-    if packed and row.form == _BITMAP:
+    dtype = DTYPES[row.dtype]
+    if packed and row.form == BITMAP:
         return _unpack_bitmap(body, dtype, row)
     values = _DECODERS[row.form](body, dtype, row)
     return PackedRow.of(values) if packed else values
+
+
+def check_row(body: memoryview, row: RowFormat) -> EncodedRow:
+    """Return a body as it is, once everything is checked that `decode_row` checks."""
+    dtype = DTYPES[row.dtype]
+    if row.form == INDEX:
+        _read_positions(body, row)
+        _read_nonzero(body[row.values * index_width(row.dim) :], dtype)
+    elif row.form == BITMAP:
+        _unpack_bitmap(body, dtype, row)
+    elif row.form == LEVELS and (padded := row.dim * row.bits % 8) and body[-1] >> padded:
+        raise CorruptError(_PADDED)
+    return EncodedRow(row, body)
 
 
 def _decode_dense(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Array:
@@ -275,17 +276,21 @@ def _decode_dense(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Arr
 
 
 def _decode_index(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Array:
-    width = _index_width(row.dim)
-    at = np.frombuffer(body, f"<u{width}", count=row.values)
-    if row.values and (int(at[-1]) >= row.dim or not np.all(at[1:] > at[:-1])):
-        raise CorruptError(f"positions must ascend and stay below {row.dim}")
+    at = _read_positions(body, row)
     values = np.zeros(row.dim, dtype.newbyteorder("="))
-    values[at] = _read_nonzero(body[row.values * width :], dtype)
+    values[at] = _read_nonzero(body[at.nbytes :], dtype)
     return values
 
 
+def _read_positions(body: memoryview, row: RowFormat) -> NDArray[Any]:
+    at: NDArray[Any] = np.frombuffer(body, f"<u{index_width(row.dim)}", count=row.values)
+    if row.values and (int(at[-1]) >= row.dim or not np.all(at[1:] > at[:-1])):
+        raise CorruptError(f"positions must ascend and stay below {row.dim}")
+    return at
+
+
 def _decode_bitmap(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Array:
-    length = _packed_length(row.dim, 1)
+    length = packed_length(row.dim, 1)
     marked = np.unpackbits(np.frombuffer(body, np.uint8, count=length), bitorder="little").view(np.bool_)
     if marked[row.dim :].any() or int(np.count_nonzero(marked)) != row.values:
         raise CorruptError(f"the bitmap of {row.dim} entries does not mark {row.values} values")
@@ -296,7 +301,7 @@ def _decode_bitmap(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Ar
 
 def _unpack_bitmap(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> PackedRow:
     """Check a body as `_decode_bitmap` does, but leave it packed, copied to where words are aligned."""
-    length = _packed_length(row.dim, 1)
+    length = packed_length(row.dim, 1)
     marks = np.zeros(-(-row.dim // 64) * 8, dtype=np.uint8)
     marks[:length] = np.frombuffer(body, np.uint8, count=length)
     words = marks.view("<u8").astype(np.uint64, copy=False)
@@ -332,7 +337,7 @@ def _unpack_bits(packed: NDArray[np.uint8], bits: int, dim: int) -> NDArray[np.i
                 code |= columns[byte + k] << 8 * k >> shift
         codes = (eights & ((1 << bits) - 1)).T.reshape(-1)
     if codes[dim:].any():
-        raise CorruptError("the last byte of the levels is not padded with zeros")
+        raise CorruptError(_PADDED)
     return codes[:dim]
 
 
@@ -345,5 +350,5 @@ def _read_nonzero(body: memoryview, dtype: np.dtype[Any]) -> Array:
 
 
 _DECODERS: dict[int, Callable[[memoryview, np.dtype[Any], RowFormat], Array]] = {
-    _DENSE: _decode_dense, _INDEX: _decode_index, _BITMAP: _decode_bitmap, _LEVELS: _decode_levels,
+    DENSE: _decode_dense, INDEX: _decode_index, BITMAP: _decode_bitmap, LEVELS: _decode_levels,
 }

@@ -22,17 +22,16 @@ from numpy.typing import NDArray
 from dbo.algorithms.api import Array, Message, Packed, PackedRow
 from dbo.platform.network.codecs import (
     ENCODED,
-    CorruptError,
-    RowFormat,
-    RowType,
+    EncodedRow,
+    EncodedRows,
     Table,
-    WireError,
-    check_format,
+    check_row,
     decode_row,
     encode_row,
     expect_row,
-    measure_rows,
+    measure_messages,
 )
+from dbo.platform.network.row_format import CorruptError, RowFormat, RowType, WireError, check_format
 
 VERSION = 1
 
@@ -71,7 +70,7 @@ class Packet:
     """A packet as its receivers see it: one row per channel."""
 
     header: Header
-    channels: dict[str, Array | PackedRow]
+    channels: dict[str, Array | PackedRow | EncodedRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class PacketSizes:
 
 def measure(messages: Mapping[str, Message | Packed]) -> PacketSizes:
     """Return exactly the lengths that `encode` gives, for all rows at once and without encoding."""
-    return PacketSizes(_head_length(tuple(messages)), {name: measure_rows(m) for name, m in messages.items()})
+    return PacketSizes(_head_length(tuple(messages)), measure_messages(messages))
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +102,7 @@ def _head_length(names: tuple[str, ...]) -> int:
     return _START + sum(_RECORD.size + len(name.encode()) for name in names)
 
 
-def encode(header: Header, messages: Mapping[str, Message | Packed], row: int) -> bytes:
+def encode(header: Header, messages: Mapping[str, Message | Packed | EncodedRows], row: int) -> bytes:
     """Return the packet of one row of the messages."""
     parts: list[bytes | memoryview] = []
     for name, message in messages.items():
@@ -124,7 +123,7 @@ def encode(header: Header, messages: Mapping[str, Message | Packed], row: int) -
     return b"".join([head, _CHECKSUM.pack(checksum), *parts])
 
 
-def _encode_record(name: bytes, message: Message | Packed, row: int) -> list[bytes | memoryview]:
+def _encode_record(name: bytes, message: Message | Packed | EncodedRows, row: int) -> list[bytes | memoryview]:
     if not 1 <= len(name) <= 255:
         raise WireError(f"a name of {len(name)} bytes is not allowed; must have 1 to 255 bytes")
     format_, body = encode_row(message, row)
@@ -142,10 +141,12 @@ def decode(
     *,
     header: Header | None = None,
     expected: Mapping[str, RowType] | None = None,
+    expand: bool = True,
 ) -> Packet:
     """Return the packet in these bytes; raise WireError if anything about them is wrong.
 
-    Rows of the channels named in `packed` are not unpacked: they stay marks and entries. A receiver passes the `header`
+    Rows of the channels named in `packed` are not unpacked: they stay marks and entries. Without `expand` all rows stay
+    encoded, as checked parts of `data`. A receiver passes the `header`
     and the rows that it expects, channels in order. Another packet is refused before a row is allocated. Without
     `expected`, rows with many more entries than the bytes can hold are refused.
     """
@@ -153,10 +154,11 @@ def decode(
     got, count = _read_header(view)
     if header is not None and got != header:
         raise WireError(f"expected packet {header}, got {got}")
-    channels: dict[str, Array | PackedRow] = {}
+    channels: dict[str, Array | PackedRow | EncodedRow] = {}
     for name, (row, start, end) in _read_records(view, count, expected).items():
+        body = view[start:end]
         try:
-            channels[name] = decode_row(view[start:end], row, name in packed)
+            channels[name] = decode_row(body, row, name in packed) if expand else check_row(body, row)
         except CorruptError as error:
             raise CorruptError(f"channel {name!r}: {error}") from None
     return Packet(got, channels)

@@ -1,1 +1,1 @@
-"""Compiled kernels for sparse documents."""
+"""Operations on sparse documents: compiled loops for wide models on the CPU, sparse products on every device."""

@@ -22,6 +22,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from dbo.tasks.api import Array, Direction, Part, Setup, Shard, Task, generator, param, task
+from dbo.tasks.kernels.memory import Memory, remember
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.problems.classification import ClassificationProblem
 from dbo.tasks.problems.softmax import CrossEntropy
@@ -152,20 +153,13 @@ class HyperRepresentationProblem(ClassificationProblem):
 class ForwardCache:
     """The last forward pass: an inner loop needs the same φ_x K times. A copied or converted shard starts empty.
 
-    x is recognised by its content: a caller may reuse a buffer. A batch lives for a few steps in which x stays, so
-    there the array itself is enough, and no comparison costs as much as the batch.
+    A caller of the whole shard may reuse the buffer of x. A batch lives for a few steps in which nobody writes into x.
     """
 
-    x: Any = None
+    x: Memory | None = None
     is_batch: bool = False
     activations: list[Array] = field(default_factory=list)
     passes: int = 0
-
-
-def _is_cached(cache: ForwardCache, x: Array) -> bool:
-    if cache.x is None or cache.is_batch:
-        return cache.x is x
-    return cache.x.shape == x.shape and bool((cache.x == x).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,9 +188,9 @@ class BackboneLevel:
     def forward(self, x: Array) -> list[Array]:
         """Return the activations at x, computed once per x."""
         cache = self.cache
-        if not _is_cached(cache, x):
+        if cache.x is None or not cache.x.matches(x):
             cache.activations = self.backbone.forward(self.rows.layout, self.rows.features, x)
-            cache.x = x if cache.is_batch else array_namespace(x).asarray(x, copy=True)
+            cache.x = remember(x, is_kept=cache.is_batch)
             cache.passes += 1
         return cache.activations
 

@@ -17,6 +17,8 @@ from dbo.tasks.api import Array, Part, Shard, WeightedGradient
 from dbo.tasks.kernels import bag_of_words
 from dbo.tasks.kernels.threads import map_rows
 from dbo.tasks.notices import print_notice
+from dbo.tasks.problems.coefficient_tuning import CoefficientTuningShard
+from dbo.tasks.problems.stacking import stack_level
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +89,17 @@ class SparseTuningShard(Shard):
             return level if numbers is None else tuple(map_rows(lambda i: level[i].take(numbers[i]), len(level)))
 
         return replace(self, train=take(self.train, lower), val=take(self.val, upper))
+
+    def to(self, asarray: Callable[[Array], Any]) -> Shard:
+        """Return the same oracles as products of stacked sparse matrices: compiled loops run on the CPU alone."""
+        dtype = self.y0.dtype.name
+        train, val = (
+            stack_level([Part(node.features, node.labels) for node in level], self.classes, dtype)
+            for level in (self.train, self.val)
+        )
+        return CoefficientTuningShard(
+            self.ids, self.seed, self.x0, self.y0, train=train, val=val, classes=self.classes, scale=self.scale
+        ).to(asarray)
 
     def f(self, x: Array, y: Array) -> Array:
         return np.array(map_rows(lambda i: self.val[i].loss(self._matrix(y, i)), len(y)), dtype=y.dtype)

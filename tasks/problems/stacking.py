@@ -15,6 +15,7 @@ from array_api_compat import array_namespace
 from scipy import sparse
 
 from dbo.tasks.api import Array, Part
+from dbo.tasks.kernels.sparse_matrix import SparseMatrix, sum_segments, take_rows, transpose
 from dbo.tasks.problems.softmax import CrossEntropy
 
 PADDING_LIMIT = 3    # padding may multiply the work by this factor at most
@@ -129,8 +130,8 @@ class DenseRows:
 class SparseRows:
     """Sparse features: node i's matrix is the i-th block of one block-diagonal matrix, so nothing is padded."""
 
-    features: sparse.csr_array      # (samples, nodes · features)
-    transposed: sparse.csr_array    # (nodes · features, samples): the transposed product then writes in order
+    features: SparseMatrix          # (samples, nodes · features)
+    transposed: SparseMatrix        # (nodes · features, samples): the transposed product then writes in order
     starts: Array                   # (nodes,) first sample of each node
     shape: tuple[int, int]          # (nodes, features)
 
@@ -143,13 +144,11 @@ class SparseRows:
         return product.reshape(*self.shape, r.shape[-1])
 
     def sum_samples(self, v: Array) -> Array:
-        sums: Array = np.add.reduceat(v, self.starts)
-        return sums
+        return sum_segments(v, self.starts)
 
     def take(self, at: Array, nodes: int) -> "SparseRows":
-        features = self.features[at]
-        starts = np.arange(nodes) * (len(at) // nodes)
-        return SparseRows(features, sparse.csr_array(features.T), starts, self.shape)
+        features = take_rows(self.features, at)
+        return SparseRows(features, transpose(features), np.arange(nodes) * (len(at) // nodes), self.shape)
 
 
 Rows: TypeAlias = DenseRows | SparseRows    # both have the same three products

@@ -1,5 +1,7 @@
 """Hyper-representation: one forward pass per upper point, one start for all nodes, and a backbone that learns."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,20 @@ def test_inner_loop_costs_one_forward_pass(problem: HyperRepresentationProblem) 
     assert (shard.train.cache.passes, shard.val.cache.passes) == (1, 1)
     shard.g_y(x + 1e-9, y)
     assert (shard.train.cache.passes, shard.val.cache.passes) == (2, 1)
+
+
+def test_inner_loop_on_torch_costs_one_forward_pass(problem: HyperRepresentationProblem) -> None:
+    """The same on tensors, where x is recognised without reading it; a tensor that was written into is another x."""
+    torch = pytest.importorskip("torch")
+    shard: Any = problem.shard(range(4)).to(lambda array: torch.asarray(array.copy()))
+    x, y = shard.x0, shard.y0
+    for _ in range(7):
+        y = y - 0.1 * shard.g_y(x, y)
+    assert shard.train.cache.passes == 1
+    before = shard.g_y(x, y)
+    x.mul_(1.5)
+    assert not torch.allclose(before, shard.g_y(x, y))
+    assert shard.train.cache.passes == 2
 
 
 def test_reused_buffer_is_detected(problem: HyperRepresentationProblem) -> None:

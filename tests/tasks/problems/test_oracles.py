@@ -50,7 +50,6 @@ CASES: dict[str, tuple[Any, Any, Any, int]] = {
     "backbone-ragged": (HyperRepresentation(hidden=(4, 3), activation="tanh"), Ragged(), FEW, 7),
 }
 every_case = pytest.mark.parametrize("case", CASES)
-dense_case = pytest.mark.parametrize("case", [case for case in CASES if "sparse" not in case])
 
 
 @cache
@@ -192,7 +191,7 @@ def test_float32_stays_float32(case: str) -> None:
         np.testing.assert_allclose(rows, expected[name], rtol=1e-3, atol=1e-4 * scale, err_msg=name)
 
 
-@dense_case
+@every_case
 def test_torch_tensors_give_the_same_numbers(case: str) -> None:
     """A shard converted by `to(torch.asarray)` returns torch tensors of the same values."""
     torch = pytest.importorskip("torch")
@@ -204,12 +203,6 @@ def test_torch_tensors_give_the_same_numbers(case: str) -> None:
     for name, rows in evaluate_oracles(converted, *(torch.asarray(rows.copy()) for rows in (x, y, v))).items():
         assert isinstance(rows, torch.Tensor), name
         np.testing.assert_allclose(rows.numpy(), expected[name], rtol=1e-10, atol=1e-13, err_msg=name)
-
-
-def test_sparse_features_stay_on_the_cpu() -> None:
-    """Converting a sparse shard is a one-line error."""
-    with pytest.raises(ValueError, match="sparse features stay on the CPU"):
-        problem("tuning-sparse").shard([0]).to(np.asarray)
 
 
 def test_sparse_and_dense_features_agree() -> None:

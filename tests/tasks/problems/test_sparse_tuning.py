@@ -1,8 +1,11 @@
 """Coefficient tuning in compiled loops: the same results as the stacked products."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from dbo.platform.engine.shard_wrappers import pool_shard
 from dbo.tasks.api import Setup
 from dbo.tasks.datasets.synthetic_text import SyntheticText
 from dbo.tasks.kernels import bag_of_words, threads
@@ -42,6 +45,25 @@ def test_oracles_are_those_of_stacked_products(monkeypatch: pytest.MonkeyPatch, 
         np.testing.assert_allclose(fused.h_y(x, y, 0.1, 2.0), both, **close)
     finally:
         threads.set_threads(1)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_torch_tensors_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch, pooled: bool) -> None:
+    """On a torch device the oracles are products of sparse matrices, also inside of another shard."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)
+    problem = CoefficientTuning().build(Setup(nodes=3, seed=0, dtype="float64", partition=ByClass(), data=DATA))
+    compiled: Any = problem.shard([2, 0])
+    assert isinstance(compiled, SparseTuningShard)
+    compiled = pool_shard(compiled) if pooled else compiled
+    on_torch: Any = compiled.to(lambda array: torch.asarray(array.copy()))
+    rng = np.random.default_rng(0)
+    x, y, v = (rng.standard_normal((compiled.nodes, dim)) for dim in (problem.dim_x, problem.dim_y, problem.dim_y))
+    arrays = {"f": (x, y), "g": (x, y), "f_x": (x, y), "f_y": (x, y), "g_x": (x, y), "g_y": (x, y),
+              "g_yy": (x, y, v), "g_xy": (x, y, v)}
+    for name, point in arrays.items():
+        found = getattr(on_torch, name)(*map(torch.asarray, point))
+        np.testing.assert_allclose(found.numpy(), getattr(compiled, name)(*point), rtol=1e-10, atol=1e-13)
 
 
 def test_large_scores_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
