@@ -12,6 +12,7 @@ from dbo.algorithms.claims import (
     TRUNCATED_INVERSE,
     Claim,
     Limit,
+    Noise,
     mean,
 )
 from dbo.algorithms.compression.compressors import (
@@ -42,7 +43,7 @@ from dbo.parameters import param
 
 __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
-    "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "NotRowsError", "Outgoing",
+    "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing",
     "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
     "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param", "round_key",
 ]

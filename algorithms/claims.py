@@ -7,7 +7,7 @@ where every ∇²_yy g_i has its eigenvalues in [1, 1.5] and ψ is strongly conv
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dbo.algorithms.protocol import Array, Shard
@@ -53,6 +53,22 @@ Invariants = Callable[[Any, Any, Shard, Any], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What mini-batches do to the end of a run, for `dbo verify --noise`.
+
+    V is the mean square of mean(x) − its end with full batches. An algorithm claims that V is proportional to its step
+    sizes and to σ²/m: m nodes have a variance m times smaller than one node.
+    """
+
+    scale: tuple[str, ...]                  # the step sizes that V is proportional to
+    steps: Mapping[str, Any] = field(default_factory=dict)      # configuration of this check, over that of the claim
+    rounds: int = 200                       # over which V is averaged
+    reduced: bool = False                   # V is proportional to the square of the step sizes instead
+    shared: bool = False                    # differences of gradients see the same samples: other ones enlarge V
+    below: str = ""                         # V is smaller than that of this algorithm with the same configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """Properties of an algorithm that can be checked."""
 
@@ -62,6 +78,7 @@ class Claim:
     rounds: int                             # after which it has converged on a ring
     floor: tuple[str, ...] = ()             # step sizes that its distance to the limit is proportional to; (): exact
     follows: bool = True                    # with x fixed, its direction is `limit.hypergradient` at x
+    noise: Noise | None = None              # with mini-batches; None: nothing is claimed
 
 
 def mean(rows: Array) -> Array:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.algorithms.api import Key as Key
     from dbo.algorithms.api import Limit as Limit
     from dbo.algorithms.api import Message as Message
+    from dbo.algorithms.api import Noise as Noise
     from dbo.algorithms.api import Qsgd as Qsgd
     from dbo.algorithms.api import RandK as RandK
     from dbo.algorithms.api import Shard as Shard
@@ -61,7 +62,7 @@ _PLACES = {
     "dbo.platform.errors": ("InputError", "RunError"),
     "dbo.algorithms.api": (
         "AVERAGED_INVERSE", "Array", "Claim", "Compressor", "Identity", "Key", "LOCAL_INVERSE", "Limit", "MINIMISER",
-        "Message", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE", "TopK", "algorithm",
+        "Message", "Noise", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE", "TopK", "algorithm",
         "compressor", "counter", "mean", "mix", "round_key",
     ),
     "dbo.platform.network.topology": ("topology",),

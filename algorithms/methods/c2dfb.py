@@ -150,9 +150,14 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     }
 
 
+def count_batches(cfg: Loops) -> int:
+    """Return the batches of a round: one to refresh the trackers, one per inner step, one for the upper gradient."""
+    return cfg.inner_steps + (2 if cfg.tracker == "refresh" else 1)
+
+
 @algorithm(
     "c2dfb", config=Config, state=State, init=init,
-    packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 2, penalty=lambda cfg: cfg.lam,
+    packets=lambda cfg: cfg.inner_steps + 1, batches=count_batches, penalty=lambda cfg: cfg.lam,
     paper_counts={"y_s": 0.0, "z_s": 0.0},   # Table 1 counts 2K of a round's 4K compressed messages
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,
@@ -164,28 +169,29 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
     wx, ws = await mix(x=st.x, s=st.s)
     x = st.x + cfg.gamma_out * (wx - st.x) - cfg.eta_out * st.s                                       # Alg. 1, l. 4
 
-    def gradients(step: int) -> tuple[Gradient, Gradient]:
-        """Return ∇r_i of the y loop and of the z loop; one batch serves both."""
-        batch = shard.sample(key.at(step))
-        return (lambda y: y_gradient(batch, cfg.lam, cfg.y_objective, x, y)), (lambda z: batch.g_y(x, z))
-
     loop_y, loop_z, key = st.loop_y, st.loop_z, round_key(shard, st.t)
     if cfg.reset_every and key.round and key.round % cfg.reset_every == 0:
         loop_y, loop_z = reset(loop_y), reset(loop_z)
+    batches = iter(range(count_batches(cfg)))
     if cfg.tracker == "refresh":
-        grad_y, grad_z = gradients(0)
+        grad_y, grad_z = inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
         loop_y, loop_z = refresh(loop_y, grad_y), refresh(loop_z, grad_z)
     for k in range(cfg.inner_steps):                                                                  # Alg. 1, l. 6–7
-        grad_y, grad_z = gradients(k + 1)
+        grad_y, grad_z = inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
         loop_y, y_d, y_s = inner_step(loop_y, grad_y, cfg, key.at(k), "y")
         loop_z, z_d, z_s = inner_step(loop_z, grad_z, cfg, key.at(k), "z")
         wy_d, wy_s, wz_d, wz_s = await mix(y_d=y_d, y_s=y_s, z_d=z_d, z_s=z_s)
         loop_y, loop_z = receive(loop_y, wy_d, wy_s), receive(loop_z, wz_d, wz_s)
 
-    batch = shard.sample(key.at(cfg.inner_steps + 1))
+    batch = shard.sample(key.at(next(batches)))
     u = upper_gradient(batch, cfg.lam, x, loop_y.d, loop_z.d)                                         # Alg. 1, l. 9
     s = st.s + (cfg.gamma_out * (ws - st.s) + (u - st.u))                                             # Alg. 1, l. 11
     return State(t=st.t + 1, x=x, s=s, u=u, loop_y=loop_y, loop_z=loop_z)
+
+
+def inner_gradients(batch: Shard, cfg: Loops, x: Array) -> tuple[Gradient, Gradient]:
+    """Return ∇r_i of the y loop and of the z loop at x; one batch serves both."""
+    return (lambda y: y_gradient(batch, cfg.lam, cfg.y_objective, x, y)), (lambda z: batch.g_y(x, z))
 
 
 def reset(v: Inner) -> Inner:

@@ -7,7 +7,7 @@ compensated. The rest is our completion: per transmitted vector v an error memor
 
 Mixing over messages preserves the means (the mixing terms add up to 0); `mixing: own` takes v_i for M_i and does not.
 As Q acts on the whole vector, messages do not shrink and the consensus error does not vanish, as the ablation shows.
-Packets, values and oracle calls per round are those of C²DFB.
+Packets, values, oracle calls and batches per round are those of C²DFB.
 """
 
 from dataclasses import dataclass, replace
@@ -84,12 +84,13 @@ class State:
 
 def init(shard: Shard, cfg: Config) -> State:
     """Initialize z = y and both trackers at the local gradients; nothing has been sent."""
-    x, y = shard.x0, shard.y0
-    u = upper_gradient(shard, cfg.lam, x, y, y)
+    t, x, y = counter(shard), shard.x0, shard.y0
+    batch = shard.sample(round_key(shard, t))
+    u = upper_gradient(batch, cfg.lam, x, y, y)
     return State(
-        t=counter(shard), x=x, s=u, u=u,
-        loop_y=start(y, y_gradient(shard, cfg.lam, cfg.y_objective, x, y)),
-        loop_z=start(y, shard.g_y(x, y)),
+        t=t, x=x, s=u, u=u,
+        loop_y=start(y, y_gradient(batch, cfg.lam, cfg.y_objective, x, y)),
+        loop_z=start(y, batch.g_y(x, y)),
     )
 
 
@@ -115,7 +116,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "c2dfb_nc", config=Config, state=State, init=init,
-    packets=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
+    packets=lambda cfg: cfg.inner_steps + 1, batches=c2dfb.count_batches, penalty=lambda cfg: cfg.lam,
     paper_counts={"y_s": 0.0, "z_s": 0.0},
     claim=Claim(
         # On identical nodes rounding errors grow 1000-fold in 50 rounds: they cause a floor after 300 rounds, not 150.
@@ -128,23 +129,18 @@ async def c2dfb_nc(st: State, shard: Shard, cfg: Config) -> State:
     wx, ws = await mix(x=st.x, s=st.s)
     x = st.x + cfg.gamma_out * (wx - st.x) - cfg.eta_out * st.s
 
-    def grad_y(y: Array) -> Array:
-        return y_gradient(shard, cfg.lam, cfg.y_objective, x, y)
-
-    def grad_z(z: Array) -> Array:
-        return shard.g_y(x, z)
-
-    y, z = st.loop_y, st.loop_z
+    y, z, key, batches = st.loop_y, st.loop_z, round_key(shard, st.t), iter(range(c2dfb.count_batches(cfg)))
     if cfg.tracker == "refresh":
+        grad_y, grad_z = c2dfb.inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
         y, z = refresh(y, grad_y), refresh(z, grad_z)
-    key = round_key(shard, st.t)
     for k in range(cfg.inner_steps):
+        grad_y, grad_z = c2dfb.inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
         y, y_d, y_s = inner_step(y, grad_y, cfg, key.at(k), "y")
         z, z_d, z_s = inner_step(z, grad_z, cfg, key.at(k), "z")
         wy_d, wy_s, wz_d, wz_s = await mix(y_d=y_d, y_s=y_s, z_d=z_d, z_s=z_s)
         y, z = receive(y, wy_d, wy_s), receive(z, wz_d, wz_s)
 
-    u = upper_gradient(shard, cfg.lam, x, y.d.v, z.d.v)
+    u = upper_gradient(shard.sample(key.at(next(batches))), cfg.lam, x, y.d.v, z.d.v)
     s = st.s + (cfg.gamma_out * (ws - st.s) + (u - st.u))
     return State(t=st.t + 1, x=x, s=s, u=u, loop_y=y, loop_z=z)
 

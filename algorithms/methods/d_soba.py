@@ -6,15 +6,16 @@ variant are our reading. Nothing is tracked: at constant steps the method stops 
 that heterogeneity causes and that shrinks with the steps.
 
 Per round a node sends its three variables after the local step in 1 packet: d_x + 2 d_y values. Oracles: 3 partial
-gradients, 1 Hessian- and 1 Jacobian-vector product; first-order variant (D-SOBA-FO): 7 partial gradients.
+gradients, 1 Hessian- and 1 Jacobian-vector product; first-order variant (D-SOBA-FO): 7 partial gradients. With
+mini-batches one batch per round serves the three directions.
 
-departs: full local batches instead of samples.
+departs: without `batch_size`, full local batches instead of samples.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param
+from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.soba import directions, first_order_directions
 
 
@@ -22,10 +23,12 @@ from dbo.algorithms.parts.soba import directions, first_order_directions
 class Config:
     """Defaults are ours."""
 
-    eta_x: float = param(0.01, gt=0, help="step size of x (the paper's α)")
-    eta_y: float = param(0.1, gt=0, help="step size of y (the paper's β)")
-    eta_v: float = param(0.1, gt=0, help="step size of v, the solution of the Hessian system (the paper's γ)")
-    theta: float = param(0.3, gt=0, le=1, help="weight of the new hypergradient in the moving average")
+    eta_x: float = param(0.01, gt=0, help="step size of x (the paper's α)", schedule=True)
+    eta_y: float = param(0.1, gt=0, help="step size of y (the paper's β)", schedule=True)
+    eta_v: float = param(
+        0.1, gt=0, help="step size of v, the solution of the Hessian system (the paper's γ)", schedule=True
+    )
+    theta: float = param(0.3, gt=0, le=1, help="weight of the new hypergradient in the moving average", schedule=True)
     derivatives: Literal["second_order", "first_order"] = param(
         "second_order",
         help="Hessian- and Jacobian-vector products (D-SOBA-SO), or differences of gradients (D-SOBA-FO)",
@@ -63,7 +66,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "d_soba", config=Config, state=State, init=init,
-    packets=lambda cfg: 1,
+    packets=lambda cfg: 1, batches=lambda cfg: 1,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=300, floor=("eta_x", "eta_y", "eta_v"),
         steps={"eta_x": 0.1, "eta_y": 0.12, "eta_v": 0.12},
@@ -71,10 +74,11 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 )
 async def d_soba(st: State, shard: Shard, cfg: Config) -> State:
     """D-SOBA: SOBA in one loop over plain gossip, with a moving average in x."""
+    batch = shard.sample(round_key(shard, st.t))
     if cfg.derivatives == "first_order":
-        d = first_order_directions(shard, st.x, st.y, st.v, cfg.delta)
+        d = first_order_directions(batch, st.x, st.y, st.v, cfg.delta)
     else:
-        d = directions(shard, st.x, st.y, st.v)
+        d = directions(batch, st.x, st.y, st.v)
     x, y, v = await mix(
         x=st.x - cfg.eta_x * st.h,
         y=st.y - cfg.eta_y * d.y,

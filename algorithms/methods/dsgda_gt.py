@@ -12,12 +12,13 @@ Per round a node sends x, y, z and their trackers in 1 packet: 2 d_x + 4 d_y val
 and 3 in y.
 
 departs: the directions of y and z are divided by λ, so that step sizes of order 1/L_g fit.
-departs: λ is constant and batches are full.
+departs: λ is constant.
+departs: one batch per round serves all directions; two would leave λ times the difference of their noises.
 """
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import PENALTY, Array, Claim, Shard, algorithm, counter, mean, mix, param
+from dbo.algorithms.api import PENALTY, Array, Claim, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
 
 
@@ -26,9 +27,9 @@ class Config:
     """Defaults are ours."""
 
     lam: float = param(10.0, gt=0, help="penalty λ")
-    eta_x: float = param(0.01, gt=0, help="step size of x")
-    eta_y: float = param(0.1, gt=0, help="step size of y, on (f + λ g) / λ")
-    eta_z: float = param(0.1, gt=0, help="step size of z, on g")
+    eta_x: float = param(0.01, gt=0, help="step size of x", schedule=True)
+    eta_y: float = param(0.1, gt=0, help="step size of y, on (f + λ g) / λ", schedule=True)
+    eta_z: float = param(0.1, gt=0, help="step size of z, on g", schedule=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ def directions(shard: Shard, lam: float, x: Array, y: Array, z: Array) -> Triple
 
 def init(shard: Shard, cfg: Config) -> State:
     """Initialize z = y and the trackers at the local directions."""
-    x, y = shard.x0, shard.y0
-    d = directions(shard, cfg.lam, x, y, y)
-    return State(t=counter(shard), x=x, y=y, z=y, track=d, local=d)
+    t, x, y = counter(shard), shard.x0, shard.y0
+    d = directions(shard.sample(round_key(shard, t)), cfg.lam, x, y, y)
+    return State(t=t, x=x, y=y, z=y, track=d, local=d)
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
@@ -84,7 +85,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "dsgda_gt", config=Config, state=State, init=init,
-    packets=lambda cfg: 1, penalty=lambda cfg: cfg.lam,
+    packets=lambda cfg: 1, batches=lambda cfg: 1, penalty=lambda cfg: cfg.lam,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=900, steps={"eta_x": 0.05, "eta_y": 0.1, "eta_z": 0.1},
     ),
@@ -97,6 +98,7 @@ async def dsgda_gt(st: State, shard: Shard, cfg: Config) -> State:
     y = wy - cfg.eta_y * s.y
     z = wz - cfg.eta_z * s.z
 
-    d, old = directions(shard, cfg.lam, x, y, z), st.local
+    t, old = st.t + 1, st.local
+    d = directions(shard.sample(round_key(shard, t)), cfg.lam, x, y, z)
     track = Triple(x=wsx + (d.x - old.x), y=wsy + (d.y - old.y), z=wsz + (d.z - old.z))
-    return State(t=st.t + 1, x=x, y=y, z=z, track=track, local=d)
+    return State(t=t, x=x, y=y, z=z, track=track, local=d)

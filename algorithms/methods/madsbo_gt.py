@@ -5,14 +5,15 @@ tracker s of y is kept from round to round. Since x has moved meanwhile, it adds
 step, so that mean(s_i) = mean(∇_y g_i) always. HIGP and x are those of MA-DSBO (see madsbo.py).
 
 Per round a node sends d_x + (2T + 2N − 1) d_y values in T + N packets (s travels with y). Oracles: T + 3 partial
-gradients, N Hessian- and 1 Jacobian-vector products.
+gradients, N Hessian- and 1 Jacobian-vector products. With mini-batches the tracker follows sampled gradients: one batch
+for that change, and those of MA-DSBO.
 """
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix
+from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, round_key
 from dbo.algorithms.kernels.fused import gossip_in_place
-from dbo.algorithms.methods.madsbo import Config, higp
+from dbo.algorithms.methods.madsbo import Config, count_batches, higp
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ class State:
 
 
 def init(shard: Shard, cfg: Config) -> State:
-    grad = shard.g_y(shard.x0, shard.y0)
-    return State(t=counter(shard), x=shard.x0, y=shard.y0, s=grad, grad=grad, r=0 * shard.x0)
+    t = counter(shard)
+    grad = shard.sample(round_key(shard, t)).g_y(shard.x0, shard.y0)
+    return State(t=t, x=shard.x0, y=shard.y0, s=grad, grad=grad, r=0 * shard.x0)
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
@@ -44,7 +46,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "madsbo_gt", config=Config, state=State, init=init,
-    packets=lambda cfg: cfg.inner_steps + cfg.higp_steps,
+    packets=lambda cfg: cfg.inner_steps + cfg.higp_steps, batches=lambda cfg: count_batches(cfg) + 1,
     paper_counts={"x": 2.0, "q0": 2.0},   # as for madsbo
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x",),
@@ -53,7 +55,8 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 )
 async def madsbo_gt(st: State, shard: Shard, cfg: Config) -> State:
     """MA-DSBO-GT: MA-DSBO with gradient tracking in y as well."""
-    y, grad = st.y, shard.g_y(st.x, st.y)
+    key = round_key(shard, st.t)
+    y, grad = st.y, shard.sample(key).g_y(st.x, st.y)
     s = st.s + (grad - st.grad)
     x = st.x
     for k in range(cfg.inner_steps):
@@ -63,10 +66,11 @@ async def madsbo_gt(st: State, shard: Shard, cfg: Config) -> State:
         else:
             wy, ws = await mix(y=y, s=s)
         y = gossip_in_place(y, cfg.gam, wy, (-cfg.eta_y, s))
-        grad_old, grad = grad, shard.g_y(st.x, y)
+        grad_old, grad = grad, shard.sample(key.at(k + 1)).g_y(st.x, y)
         s = gossip_in_place(s, cfg.gam, ws, (1, grad), (-1, grad_old))
 
-    z = await higp(shard, cfg, st.x, y)
-    u = shard.f_x(st.x, y) - shard.g_xy(st.x, y, z)
+    z = await higp(shard, cfg, st.x, y, key.at(cfg.inner_steps + 1))
+    batch = shard.sample(key.at(cfg.inner_steps + cfg.higp_steps + 2))
+    u = batch.f_x(st.x, y) - batch.g_xy(st.x, y, z)
     r = (1 - cfg.theta) * st.r + cfg.theta * u
     return State(t=st.t + 1, x=x, y=y, s=s, grad=grad, r=r)

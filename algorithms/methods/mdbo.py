@@ -6,19 +6,20 @@ AISTATS 2023 (PMLR 206). Written for nodes with the same distribution: each one 
 mean(∇_x f_i − ∇²_xy g_i P_i ∇_y f_i), which is not the zero of ∇ψ.
 
 Per round a node sends x, y and both trackers in 1 packet: 2 d_x + 2 d_y values. Oracles: 3 partial gradients, J − 1
-Hessian-vector products (sampled: J_i, between 0 and J − 1) and 1 Jacobian-vector product.
+Hessian-vector products (sampled: J_i, between 0 and J − 1) and 1 Jacobian-vector product. With mini-batches all samples
+are fresh: a batch for ∇f and ∇²_xy g, one for each factor of the series, one for ∇_y g.
 
 departs: a round starts with the step and ends with the estimates for the next one, so x, y and the trackers travel
 together; the iterates are the paper's.
 departs: J_i is sampled from {0 … J − 1}; the paper samples from {0 … J} with factor J, whose mean is not the series.
-departs: full local batches, with the whole truncated series by default.
+departs: without `batch_size`, full local batches; the whole truncated series by default.
 """
 
 from dataclasses import dataclass
 
 from dbo.algorithms.api import LOCAL_INVERSE, Array, Claim, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.kernels.fused import add_in_place, average_in_place, gossip_in_place
-from dbo.algorithms.parts.neumann import Neumann, hypergradient
+from dbo.algorithms.parts.neumann import Neumann, draw_from, hypergradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +29,11 @@ class Config:
     MDBO's own paper: J = 10, η = 0.1, α = β = 1.
     """
 
-    eta: float = param(0.3, gt=0, le=1, help="η, scales mixing of x and y, steps and momentum")
-    beta_x: float = param(5.0, gt=0, help="β₁, x steps by β₁ η")
-    beta_y: float = param(5.0, gt=0, help="β₂, y steps by β₂ η")
-    alpha_x: float = param(1.0, gt=0, help="α₁, the new hypergradient weighs α₁ η < 1")
-    alpha_y: float = param(1.0, gt=0, help="α₂, the new gradient in y weighs α₂ η < 1")
+    eta: float = param(0.3, gt=0, le=1, help="η, scales mixing of x and y, steps and momentum", schedule=True)
+    beta_x: float = param(5.0, gt=0, help="β₁, x steps by β₁ η", schedule=True)
+    beta_y: float = param(5.0, gt=0, help="β₂, y steps by β₂ η", schedule=True)
+    alpha_x: float = param(1.0, gt=0, help="α₁, the new hypergradient weighs α₁ η < 1", schedule=True)
+    alpha_y: float = param(1.0, gt=0, help="α₂, the new gradient in y weighs α₂ η < 1", schedule=True)
     neumann: Neumann = param("deterministic", help="the whole truncated series, or one random term of it")
     neumann_terms: int = param(10, ge=1, help="J, terms of the Neumann series")
     lipschitz: float = param(15.0, gt=0, help="L, at least the largest eigenvalue of any node's ∇²_yy g_i")
@@ -59,16 +60,27 @@ class State:
 
 
 def local_hypergradient(shard: Shard, cfg: Config, x: Array, y: Array, t: Array) -> Array:
-    """Return the node's own hypergradient, with the random numbers of round t."""
+    """Return the node's own hypergradient, with the samples and random numbers of round t."""
+    key = round_key(shard, t)
     return hypergradient(
-        shard, x, y, round_key(shard, t), neumann=cfg.neumann, terms=cfg.neumann_terms, lipschitz=cfg.lipschitz
+        draw_from(shard, key), x, y, key, neumann=cfg.neumann, terms=cfg.neumann_terms, lipschitz=cfg.lipschitz
     )
+
+
+def lower_batch(shard: Shard, cfg: Config, t: Array) -> Shard:
+    """Return the samples of ∇_y g in round t; those of steps 0 … J − 1 belong to the hypergradient."""
+    return shard.sample(round_key(shard, t).at(cfg.neumann_terms))
+
+
+def count_batches(cfg: Config) -> int:
+    """Return the batches of a round: 1 for the upper gradients, J − 1 for the series, 1 for ∇_y g."""
+    return cfg.neumann_terms + 1
 
 
 def init(shard: Shard, cfg: Config) -> State:
     """Initialize estimates and trackers with the first local (hyper)gradients."""
     t, x, y = counter(shard), shard.x0, shard.y0
-    u, v = local_hypergradient(shard, cfg, x, y, t), shard.g_y(x, y)
+    u, v = local_hypergradient(shard, cfg, x, y, t), lower_batch(shard, cfg, t).g_y(x, y)
     return State(t=t, x=x, y=y, u=u, v=v, zf=u, zg=v)
 
 
@@ -94,7 +106,7 @@ def tracking_invariants(before: State, after: State, cfg: Config) -> dict[str, A
 
 @algorithm(
     "mdbo", config=Config, state=State, init=init,
-    packets=lambda cfg: 1,
+    packets=lambda cfg: 1, batches=count_batches,
     paper_counts={"zg": 0.0},   # Table 1 fits d_y + 2 d_x per iteration: y's tracker is not counted
     claim=Claim(
         limit=LOCAL_INVERSE, invariants=invariants, rounds=400,
@@ -110,6 +122,6 @@ async def mdbo(st: State, shard: Shard, cfg: Config) -> State:
 
     t, a_x, a_y = st.t + 1, cfg.alpha_x * cfg.eta, cfg.alpha_y * cfg.eta
     u = average_in_place(st.u, a_x, local_hypergradient(shard, cfg, x, y, t))             # momentum
-    v = average_in_place(st.v, a_y, shard.g_y(x, y))
+    v = average_in_place(st.v, a_y, lower_batch(shard, cfg, t).g_y(x, y))
     zf, zg = add_in_place(wzf, (1, u), (-1, st.u)), add_in_place(wzg, (1, v), (-1, st.v))     # tracking
     return State(t=t, x=x, y=y, u=u, v=v, zf=zf, zg=zg)

@@ -6,14 +6,15 @@ two matrix-vector products per iteration); the order of the lines is our reading
 whatever the heterogeneity.
 
 Per round a node sends x, y, v and their trackers in 1 packet: 2 d_x + 4 d_y values. Oracles: 3 partial gradients, 1
-Hessian- and 1 Jacobian-vector product.
+Hessian- and 1 Jacobian-vector product. With mini-batches one batch per round serves the three directions, and the
+trackers follow the sampled ones.
 """
 
 from dataclasses import dataclass
 
 import array_api_compat
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param
+from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.soba import Directions, directions
 
 
@@ -21,9 +22,9 @@ from dbo.algorithms.parts.soba import Directions, directions
 class Config:
     """Defaults are ours."""
 
-    eta_x: float = param(0.01, gt=0, help="step size of x")
-    eta_y: float = param(0.1, gt=0, help="step size of y")
-    eta_v: float = param(0.1, gt=0, help="step size of v, the solution of the Hessian system")
+    eta_x: float = param(0.01, gt=0, help="step size of x", schedule=True)
+    eta_y: float = param(0.1, gt=0, help="step size of y", schedule=True)
+    eta_v: float = param(0.1, gt=0, help="step size of v, the solution of the Hessian system", schedule=True)
     radius: float = param(100.0, gt=0, help="v stays in a ball of this radius; the solution must lie inside")
 
 
@@ -43,10 +44,10 @@ class State:
 
 def init(shard: Shard, cfg: Config) -> State:
     """Initialize v = 0 and the trackers at the local directions."""
-    x, y = shard.x0, shard.y0
+    t, x, y = counter(shard), shard.x0, shard.y0
     v = 0 * y
-    d = directions(shard, x, y, v)
-    return State(t=counter(shard), x=x, y=y, v=v, track=d, local=d)
+    d = directions(shard.sample(round_key(shard, t)), x, y, v)
+    return State(t=t, x=x, y=y, v=v, track=d, local=d)
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
@@ -63,7 +64,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "sldbo", config=Config, state=State, init=init,
-    packets=lambda cfg: 1,
+    packets=lambda cfg: 1, batches=lambda cfg: 1,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=600, steps={"eta_x": 0.08, "eta_y": 0.1, "eta_v": 0.1},
     ),
@@ -76,9 +77,10 @@ async def sldbo(st: State, shard: Shard, cfg: Config) -> State:
     y = wy - cfg.eta_y * s.y
     v = project(wv - cfg.eta_v * s.v, cfg.radius)
 
-    d, old = directions(shard, x, y, v), st.local
+    t, old = st.t + 1, st.local
+    d = directions(shard.sample(round_key(shard, t)), x, y, v)
     track = Directions(x=wsx + (d.x - old.x), y=wsy + (d.y - old.y), v=wsv + (d.v - old.v))
-    return State(t=st.t + 1, x=x, y=y, v=v, track=track, local=d)
+    return State(t=t, x=x, y=y, v=v, track=track, local=d)
 
 
 def project(v: Array, radius: float) -> Array:

@@ -11,7 +11,10 @@ YObjective = Literal["h_over_lambda", "h"]
 
 
 def upper_gradient(shard: Shard, lam: float, x: Array, y: Array, z: Array) -> Array:
-    """Return eq. (4): ∇_x f(x, y) + λ (∇_x g(x, y) − ∇_x g(x, z))."""
+    """Return eq. (4): ∇_x f(x, y) + λ (∇_x g(x, y) − ∇_x g(x, z)).
+
+    All three on the samples of `shard`: two batches would leave λ times the difference of their noises.
+    """
     return shard.f_x(x, y) + lam * (shard.g_x(x, y) - shard.g_x(x, z))
 
 

@@ -29,7 +29,10 @@ def directions(shard: Shard, x: Array, y: Array, v: Array) -> Directions:
 
 
 def first_order_directions(shard: Shard, x: Array, y: Array, v: Array, delta: float) -> Directions:
-    """Return the same with central differences of gradients for both products: seven gradients, error O(δ² |v|³)."""
+    """Return the same with central differences of gradients for both products: seven gradients, error O(δ² |v|³).
+
+    Both sides of a difference see the samples of `shard`: two batches would leave their noise divided by δ.
+    """
     ahead, behind = y + delta * v, y - delta * v
     jvp = (shard.g_x(x, ahead) - shard.g_x(x, behind)) / (2 * delta)
     hvp = (shard.g_y(x, ahead) - shard.g_y(x, behind)) / (2 * delta)

@@ -63,15 +63,19 @@ class Lab:
         topology: str | Network = "ring",
         blocks: Sequence[Sequence[int]] | None = None,
         rounds: int = 0,
+        **options: Any,
     ) -> LocalEngine:
-        """Return the engine after `rounds` rounds; a single-machine algorithm gets all nodes' data as one row."""
+        """Return the engine after `rounds` rounds; a single-machine algorithm gets all nodes' data as one row.
+
+        `options` are those of the engine: batches and schedules.
+        """
         algorithm = self.algorithm(name)
         problem = self.quadratic() if problem is None else problem
         if algorithm.single_machine and problem.nodes > 1:
             problem, topology, blocks = pool_nodes(problem), "ring", None
         net = self.network(topology, problem.nodes) if isinstance(topology, str) else topology
         config = self.config(name) if config is None else config
-        made = LocalEngine(algorithm, config, problem, net, blocks or [range(net.nodes)])
+        made = LocalEngine(algorithm, config, problem, net, blocks or [range(net.nodes)], **options)
         for round_ in range(1, rounds + 1):
             made.advance(round_)
         return made

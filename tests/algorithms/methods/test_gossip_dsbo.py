@@ -24,7 +24,7 @@ def test_direction_uses_own_matrices_and_shared_averages(lab: Any) -> None:
     """u_i = A_x − J_i P_i A_y, with the node's own Jacobian and Neumann inverse at its own point."""
     engine = lab.engine("gossip_dsbo", rounds=4)
     state, shard, cfg = engine.local_blocks[0].state, engine.local_blocks[0].shard, engine.local_blocks[0].config
-    p = truncated_inverse(shard, state.x, state.y, state.a_y, cfg.neumann_terms, cfg.lipschitz)
+    p = truncated_inverse(lambda j: shard, state.x, state.y, state.a_y, cfg.neumann_terms, cfg.lipschitz)
     np.testing.assert_allclose(state.u, state.a_x - shard.g_xy(state.x, state.y, p), rtol=0, atol=1e-13)
     assert np.abs(state.a_y - shard.f_y(state.x, state.y)).max() > 1e-2
 

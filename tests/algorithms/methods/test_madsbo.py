@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from dbo.algorithms.methods import madsbo
+from dbo.algorithms.rng import counter, round_key
+from dbo.platform.engine.shard_wrappers import CountingShard
 
 Array = Any
 
@@ -15,11 +17,11 @@ def drive_higp(
 ) -> tuple[Array, list[dict[str, Array]], Any]:
     """Run HIGP at a random common (x, y); return its result, all that it sent, and the problem."""
     problem = lab.quadratic()
-    shard, weights = problem.shard(range(6)), lab.network(topology).weights
+    shard, weights = CountingShard(problem.shard(range(6))), lab.network(topology).weights
     rng = np.random.default_rng(1)
     x, y = (np.tile(rng.standard_normal(dim), (6, 1)) for dim in (3, 5))
     cfg = lab.config("madsbo", higp_steps=steps, eta_z=0.1, **changes)
-    coroutine, sent, sums = madsbo.higp(shard, cfg, x, y), [], None
+    coroutine, sent, sums = madsbo.higp(shard, cfg, x, y, round_key(shard, counter(shard))), [], None
     try:
         while True:
             packet = {name: message.values for name, message in coroutine.send(sums).channels.items()}

@@ -1,5 +1,6 @@
 """MDBO, VRDBO and the Neumann series that they share with Gossip-DSBO."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ def powers(hessians: Array, b: Array, terms: int, lipschitz: float) -> list[Arra
     return found
 
 
+def always(shard: Any) -> Callable[[int], Any]:
+    """Every step sees all samples."""
+    return lambda step: shard
+
+
 @pytest.fixture
 def point(lab: Any) -> tuple[Any, Any, Array, Array, Array]:
     problem = lab.quadratic()
@@ -34,14 +40,14 @@ def test_truncated_inverse_is_the_matrix_polynomial(point: Any, terms: int) -> N
     """p = (1/L) Σ_{j<J} (I − H_i/L)^j b_i, each node with its own Hessian."""
     problem, shard, x, y, b = point
     expected = sum(powers(problem.hessians, b, terms, 1.3)) / 1.3
-    np.testing.assert_allclose(truncated_inverse(shard, x, y, b, terms, 1.3), expected, rtol=1e-12)
+    np.testing.assert_allclose(truncated_inverse(always(shard), x, y, b, terms, 1.3), expected, rtol=1e-12)
 
 
 def test_truncated_inverse_tends_to_the_inverse(point: Any) -> None:
     """With L above the largest eigenvalue the series converges to H_i⁻¹ b_i."""
     problem, shard, x, y, b = point
     expected = np.linalg.solve(problem.hessians, b[:, :, None])[:, :, 0]
-    np.testing.assert_allclose(truncated_inverse(shard, x, y, b, 300, 1.2), expected, rtol=1e-10)
+    np.testing.assert_allclose(truncated_inverse(always(shard), x, y, b, 300, 1.2), expected, rtol=1e-10)
 
 
 def test_sampled_inverse_is_one_term_per_row(point: Any) -> None:
@@ -50,14 +56,14 @@ def test_sampled_inverse_is_one_term_per_row(point: Any) -> None:
     lengths = np.array([0, 4, 1, 3, 0, 2])
     terms = powers(problem.hessians, b, 5, 1.3)
     expected = np.stack([terms[length][row] for row, length in enumerate(lengths)]) * 5 / 1.3
-    np.testing.assert_allclose(sampled_inverse(shard, x, y, b, lengths, 5, 1.3), expected, rtol=1e-12)
+    np.testing.assert_allclose(sampled_inverse(always(shard), x, y, b, lengths, 5, 1.3), expected, rtol=1e-12)
 
 
 def test_sampled_inverse_is_right_on_average(point: Any) -> None:
     """The mean over J_i = 0 … J − 1 is the truncated series: sampling from {0 … J} with factor J would not be."""
     _, shard, x, y, b = point
-    mean = sum(sampled_inverse(shard, x, y, b, np.full(6, length), 5, 1.3) for length in range(5)) / 5
-    np.testing.assert_allclose(mean, truncated_inverse(shard, x, y, b, 5, 1.3), rtol=1e-12)
+    mean = sum(sampled_inverse(always(shard), x, y, b, np.full(6, length), 5, 1.3) for length in range(5)) / 5
+    np.testing.assert_allclose(mean, truncated_inverse(always(shard), x, y, b, 5, 1.3), rtol=1e-12)
 
 
 def test_lengths_depend_on_node_and_round_only() -> None:
@@ -86,7 +92,7 @@ def local_hypergradient(engine: Any) -> Array:
     state, cfg, shard = engine.local_blocks[0].state, engine.local_blocks[0].config, engine.local_blocks[0].shard
     key = Key(0, np.arange(6), 0)
     return hypergradient(
-        shard, state.x, state.y, key, neumann="deterministic", terms=cfg.neumann_terms, lipschitz=cfg.lipschitz
+        always(shard), state.x, state.y, key, neumann="deterministic", terms=cfg.neumann_terms, lipschitz=cfg.lipschitz
     )
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from dbo.algorithms.compression.compressors import Identity
 from dbo.algorithms.methods import bome
-from dbo.platform.engine.shard_wrappers import pool_nodes
+from dbo.algorithms.rng import counter
+from dbo.platform.engine.shard_wrappers import CountingShard, pool_nodes
 
 
 @pytest.mark.parametrize("task", ["quadratic", "coefficient_tuning"])
@@ -36,7 +37,7 @@ def test_restarting_z_costs_the_exact_solution(lab: Any) -> None:
 def random_point(lab: Any, scale: float = 1.0) -> tuple[Any, Any, Any]:
     problem = pool_nodes(lab.quadratic())
     rng = np.random.default_rng(4)
-    return problem.shard([0]), scale * rng.standard_normal((1, 3)), scale * rng.standard_normal((1, 5))
+    return CountingShard(problem.shard([0])), scale * rng.standard_normal((1, 3)), scale * rng.standard_normal((1, 5))
 
 
 def gradient_of_q(shard: Any, cfg: Any, x: Any, y: Any) -> tuple[Any, Any, float]:
@@ -53,7 +54,7 @@ def test_bome_makes_q_decrease_at_the_required_rate(lab: Any, phi: str, rate: fl
     """⟨∇q, ∇f + μ∇q⟩ ≥ φ with the least μ ≥ 0: equality, unless ∇f alone does it, and then μ = 0."""
     cfg = lab.config("bome", phi=phi, rate=rate, floor=1e-30)
     shard, x, y = random_point(lab, scale)
-    d_x, d_y = bome.directions(shard, cfg, x, y)
+    d_x, d_y = bome.directions(shard, cfg, x, y, counter(shard))
     q_x, q_y, q = gradient_of_q(shard, cfg, x, y)
     required = rate * (q if phi == "value" else float((q_x**2).sum() + (q_y**2).sum()))
     decrease = float((q_x * d_x).sum() + (q_y * d_y).sum())
@@ -76,5 +77,5 @@ def test_both_cases_of_the_multiplier_occur(lab: Any) -> None:
         for scale in (0.03, 1.0):
             cfg = lab.config("bome", rate=rate)
             shard, x, y = random_point(lab, scale)
-            active.add(bool(np.abs(bome.directions(shard, cfg, x, y)[1] - shard.f_y(x, y)).max() > 0))
+            active.add(bool(np.abs(bome.directions(shard, cfg, x, y, counter(shard))[1] - shard.f_y(x, y)).max() > 0))
     assert active == {True, False}

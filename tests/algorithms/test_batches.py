@@ -1,0 +1,326 @@
+"""Mini-batches and schedules of every registered algorithm: which samples it draws, counts, and where it resumes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dbo.algorithms.registry import algorithms
+from dbo.parameters import declaration
+from dbo.platform.config.schedules import Cosine, InverseSqrt, Piecewise, Schedules
+from dbo.platform.engine.local import LocalEngine
+from dbo.platform.engine.shard_wrappers import CountingShard
+from dbo.platform.engine.state_tree import flatten
+from dbo.tasks.api import Batches
+
+Array = Any
+Draws = dict[tuple[str, int, int, int], tuple[int, ...]]      # (level, node, round, step) → numbers of the samples
+NAMES = list(algorithms())
+NETWORKED = [name for name in NAMES if not algorithms()[name].single_machine]
+# The registry with its defaults, and configurations that draw other batches.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | {
+    "c2dfb cached": ("c2dfb", {"tracker": "cached"}),
+    "c2dfb_nc cached": ("c2dfb_nc", {"tracker": "cached"}),
+    "mdbo sampled": ("mdbo", {"neumann": "sampled"}),
+    "vrdbo sampled": ("vrdbo", {"neumann": "sampled"}),
+    "d_soba first_order": ("d_soba", {"derivatives": "first_order"}),
+}
+ALWAYS_ALL = [label for label in VARIANTS if "sampled" not in label]      # that draw all of their batches in each round
+SMALL = Batches(lower=5, upper=3)
+SAMPLES = 20
+
+
+@pytest.fixture(scope="module")
+def noisy(lab: Any) -> Any:
+    """The small quadratic with 20 samples per node and level."""
+    return lab.quadratic(noise=0.3, samples=SAMPLES, start=0.5)
+
+
+@contextmanager
+def record_draws() -> Iterator[Draws]:
+    """Record the samples of every batch."""
+    draws: Draws = {}
+    original = Batches.draw
+
+    def draw(self: Batches, level: Any, seed: int, ids: Array, sizes: Array, round_: int, step: int) -> Array:
+        numbers = original(self, level, seed, ids, sizes, round_, step)
+        for node, row in zip(ids, numbers, strict=True):
+            draws[level, int(node), round_, step] = tuple(row.tolist())
+        return numbers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "draw", draw)
+        yield draws
+
+
+def states(engine: LocalEngine) -> dict[str, Array]:
+    """All state arrays of all nodes, in node order."""
+    parts = [flatten(block.state) for block in engine.local_blocks]
+    order = np.argsort([node for block in engine.local_blocks for node in block.ids])
+    return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def assert_close(found: dict[str, Array], expected: dict[str, Array], tolerance: float = 1e-10) -> None:
+    for name, array in expected.items():
+        scale = max(float(np.abs(array).max()), 1e-3)
+        assert np.abs(found[name] - array).max() <= tolerance * scale, name
+
+
+def are_equal(one: dict[str, Array], other: dict[str, Array]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def snapshot(engine: LocalEngine) -> list[dict[str, Array]]:
+    """A copy of all that a checkpoint holds."""
+    return [{key: array.copy() for part in block for key, array in part.items()} for block in engine.snapshot()]
+
+
+def configure(lab: Any, label: str) -> tuple[str, Any]:
+    name, changes = VARIANTS[label]
+    return name, lab.config(name, **changes)
+
+
+@pytest.mark.parametrize("label", [label for label, (name, _) in VARIANTS.items() if name in NETWORKED])
+@pytest.mark.parametrize("blocks", [[[i] for i in range(6)], [[5, 0, 2], [4], [1, 3]]], ids=["of one", "uneven"])
+def test_packing_changes_no_sample(lab: Any, noisy: Any, label: str, blocks: list[list[int]]) -> None:
+    """One block of m rows and any other packing draw the same samples, and agree to 1e-10."""
+    name, config = configure(lab, label)
+    with record_draws() as one:
+        together = lab.engine(name, config, noisy, rounds=3, batches=SMALL)
+    with record_draws() as other:
+        packed = lab.engine(name, config, noisy, blocks=blocks, rounds=3, batches=SMALL)
+    # A sampled series may be longer on another block: no row uses what such a block draws for it.
+    shared = one.keys() & other.keys() if "sampled" in label else one.keys()
+    assert {key: other[key] for key in shared} == {key: one[key] for key in shared}
+    assert {key[2] for key in shared} >= {1, 2}
+    assert_close(states(packed), states(together))
+    assert packed.counters() == together.counters()
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+@pytest.mark.parametrize("order", ["independent", "epoch"])
+def test_resumed_run_draws_the_same_samples(lab: Any, noisy: Any, label: str, order: Any) -> None:
+    """A fresh engine restored from a snapshot draws the same batches and computes the same bits, counters included."""
+    name, config = configure(lab, label)
+    batches = replace(SMALL, order=order, per_round=algorithms()[name].batches(config))
+    straight = lab.engine(name, config, noisy, rounds=2, batches=batches)
+    kept = snapshot(straight)
+    resumed = lab.engine(name, config, noisy, batches=batches)
+    resumed.restore(kept)
+    drawn = []
+    for engine in (straight, resumed):
+        with record_draws() as draws:
+            for round_ in (3, 4, 5):
+                engine.advance(round_)
+        drawn.append(draws)
+    assert drawn[0] == drawn[1] != {}
+    for one, other in zip(snapshot(straight), snapshot(resumed), strict=True):
+        assert are_equal(one, other)
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_a_batch_of_all_samples_is_the_full_batch(lab: Any, noisy: Any, label: str) -> None:
+    """Drawn without repetition, all samples give the full-batch run to rounding; a batch of few does not."""
+    name, config = configure(lab, label)
+    full = states(lab.engine(name, config, noisy, rounds=4))
+    everything = Batches(lower=SAMPLES, upper=SAMPLES)
+    assert_close(states(lab.engine(name, config, noisy, rounds=4, batches=everything)), full, 1e-9)
+    few = states(lab.engine(name, config, noisy, rounds=4, batches=SMALL))
+    assert np.abs(few["x"] - full["x"]).max() > 1e-4
+
+
+@pytest.mark.parametrize("label", ALWAYS_ALL)
+def test_declared_batches_are_drawn(lab: Any, noisy: Any, label: str) -> None:
+    """A round draws the batches 0 … n − 1 of its number, n as declared with `batches`, and of no other round."""
+    name, config = configure(lab, label)
+    engine = lab.engine(name, config, noisy, rounds=2, batches=SMALL)
+    with record_draws() as draws:
+        engine.advance(3)
+    numbers = {(round_, step) for _, _, round_, step in draws}
+    assert len({round_ for round_, _ in numbers}) == 1
+    assert sorted(step for _, step in numbers) == list(range(algorithms()[name].batches(config)))
+
+
+@pytest.mark.parametrize("label", ALWAYS_ALL)
+def test_epochs_use_every_sample_once(lab: Any, noisy: Any, label: str) -> None:
+    """With order=epoch the batches of a run, one after the other, contain every sample of a node once per epoch."""
+    name, config = configure(lab, label)
+    batches = Batches(lower=5, upper=4, order="epoch", per_round=algorithms()[name].batches(config))
+    with record_draws() as draws:
+        lab.engine(name, config, noisy, rounds=11, batches=batches)
+    for level, size in (("lower", 5), ("upper", 4)):
+        for node in range(6):
+            # Batches by their number in the run. The start may draw fewer than a round does.
+            numbered = {key[2] * batches.per_round + key[3]: draws[key] for key in draws if key[:2] == (level, node)}
+            length, last = SAMPLES // size, max(numbered)
+            epochs = [range(at, at + length) for at in range(0, last - length + 2, length) if at >= batches.per_round]
+            assert epochs
+            for epoch in epochs:
+                assert sorted(sample for number in epoch for sample in numbered[number]) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_batch_per_round(lab: Any, noisy: Any, name: str) -> None:
+    """With per=round all steps of a round see one batch; the next round sees another one."""
+    with record_draws() as draws:
+        lab.engine(name, problem=noisy, rounds=4, batches=replace(SMALL, per="round"))
+    assert {step for *_, step in draws} == {0}
+    batches = {round_: draws["lower", 0, round_, 0] for _, _, round_, _ in draws}
+    assert len(set(batches.values())) == len(batches) >= 4
+
+
+# Oracle calls per round on the lower and on the upper level: products count as lower.
+CALLS: dict[str, Callable[[Any], tuple[int, int]]] = {
+    "c2dfb": lambda c: (2 * (c.inner_steps + 1) + 2, c.inner_steps + 2),
+    "madsbo": lambda c: (c.inner_steps + c.higp_steps + 1, c.higp_steps + 2),       # ∇_y f N + 1 times
+    "madsbo_gt": lambda c: (c.inner_steps + c.higp_steps + 2, c.higp_steps + 2),
+    "mdbo": lambda c: (c.neumann_terms + 1, 2),
+    "vrdbo": lambda c: (2 * (c.neumann_terms + 1), 4),
+    "dsgda_gt": lambda c: (4, 2),
+    "sldbo": lambda c: (3, 2),
+    "d_soba": lambda c: (3, 2),
+    "gossip_dsbo": lambda c: (c.neumann_terms + 1, 2),
+    "f2ba": lambda c: (2 * c.inner_steps + 2, c.inner_steps + 1),
+    "bome": lambda c: (c.inner_steps + 3, 2),
+}
+CALLS["c2dfb_nc"] = CALLS["c2dfb"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_counters_count_samples(lab: Any, noisy: Any, name: str) -> None:
+    """Per round: calls on each level times the samples of its batch; a single machine sees those of every node."""
+    if name not in CALLS:
+        pytest.fail(f"{name}: its oracle calls per round on each level are missing in CALLS", pytrace=False)
+    config = lab.config(name)
+    lower, upper = CALLS[name](config)
+    engine = lab.engine(name, config, noisy, rounds=1, batches=SMALL)
+    before = engine.counters()["samples"]
+    engine.advance(2)
+    nodes = noisy.nodes if algorithms()[name].single_machine else 1
+    assert engine.counters()["samples"] - before == nodes * (lower * 5 + upper * 3)
+
+
+@pytest.mark.parametrize("name", ["madsbo", "madsbo_gt"])
+def test_full_batches_need_one_upper_gradient_in_the_solve(lab: Any, noisy: Any, name: str) -> None:
+    """∇_y f is evaluated again only where its samples change: once with full batches, or with one batch per round."""
+    config = lab.config(name)
+    for batches in (None, replace(SMALL, per="round")):
+        engine = lab.engine(name, config, noisy, rounds=1, batches=batches)
+        before = engine.counters()["gradient_calls"]
+        engine.advance(2)
+        extra = 3 if name == "madsbo_gt" else 2
+        assert engine.counters()["gradient_calls"] - before == config.inner_steps + extra
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_do_not_change_the_evaluation(lab: Any, noisy: Any, name: str) -> None:
+    """Losses are those of all samples, and an evaluation between rounds does not change the run."""
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal(noisy.dim_x), rng.standard_normal(noisy.dim_y)
+    straight, evaluated = (lab.engine(name, problem=noisy, batches=SMALL) for _ in range(2))
+    expected = lab.engine(name, problem=noisy).losses(x, y)
+    for round_ in (1, 2, 3):
+        straight.advance(round_)
+        evaluated.advance(round_)
+        for found, full in zip(evaluated.losses(x, y), expected, strict=True):
+            np.testing.assert_array_equal(found, full)
+    assert are_equal(snapshot(straight)[0], snapshot(evaluated)[0])
+
+
+def test_old_and_new_point_of_storm_see_the_same_samples(lab: Any, noisy: Any) -> None:
+    """VRDBO with no correction and no step: estimates do not move, whatever the batches. MDBO's do."""
+    config = lab.config("vrdbo", beta_x=1e-12, beta_y=1e-12, alpha_x=1e-12, alpha_y=1e-12)
+    engine = lab.engine("vrdbo", config, noisy, topology="complete", batches=SMALL)
+    start = states(engine)
+    engine.advance(1)
+    for name in ("u", "v"):
+        np.testing.assert_allclose(states(engine)[name], start[name], rtol=0, atol=1e-9)
+    config = lab.config("mdbo", beta_x=1e-12, beta_y=1e-12)
+    engine = lab.engine("mdbo", config, noisy, topology="complete", batches=SMALL)
+    start = states(engine)
+    engine.advance(1)
+    assert np.abs(states(engine)["v"] - start["v"]).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc", "dsgda_gt", "f2ba"])
+def test_penalty_terms_share_their_samples(lab: Any, noisy: Any, name: str) -> None:
+    """At y = z the λ-term of a sampled upper gradient is 0 exactly; two batches would leave λ times their noise."""
+    engine = lab.engine(name, problem=noisy, batches=SMALL)
+    shard = engine.local_blocks[0].shard
+    np.testing.assert_allclose(engine.rows("direction"), shard.f_x(shard.x0, shard.y0), rtol=0, atol=1e-12)
+
+
+def test_first_order_differences_share_their_samples(lab: Any, noisy: Any) -> None:
+    """D-SOBA's differences with a tiny δ stay near the products of the same batches: noise is not divided by δ."""
+    runs = {
+        kind: states(lab.engine("d_soba", lab.config("d_soba", derivatives=kind, delta=1e-5), noisy, rounds=5,
+                                batches=SMALL))
+        for kind in ("first_order", "second_order")
+    }
+    assert_close(runs["first_order"], runs["second_order"], 1e-6)
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
+
+# Numbers that are no step sizes: penalties, constants of the problem, and safeguards.
+CONSTANTS = {"lam", "lipschitz", "radius", "delta", "rate", "floor"}
+
+
+def can_vary(name: str) -> list[str]:
+    return [field.name for field in fields(algorithms()[name].config) if declaration(field).schedule]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_step_size_can_have_a_schedule(name: str) -> None:
+    """Step sizes, consensus steps and averaging weights can; λ, L, δ and counts cannot."""
+    config = algorithms()[name].config()
+    numbers = {field.name for field in fields(config) if isinstance(getattr(config, field.name), float)}
+    assert set(can_vary(name)) == numbers - CONSTANTS
+
+
+@pytest.mark.parametrize(("name", "parameter"), [(name, each) for name in NAMES for each in can_vary(name)])
+def test_a_schedule_is_the_number_that_it_states(lab: Any, name: str, parameter: str) -> None:
+    """Two rounds with one number and two with another: the bits of two runs with a constant each, chained."""
+    config = lab.config(name)
+    later = replace(config, **{parameter: 0.7 * getattr(config, parameter)})
+    schedule = Piecewise(value=getattr(config, parameter), after=(2,), values=(getattr(later, parameter),))
+    scheduled = lab.engine(name, config, rounds=4, schedules=Schedules({parameter: schedule}))
+    first = lab.engine(name, config, rounds=2)
+    second = lab.engine(name, later)
+    second.restore(snapshot(first))
+    for round_ in (3, 4):
+        first.advance(round_)
+        second.advance(round_)
+    assert are_equal(states(scheduled), states(second))
+    assert not are_equal(states(scheduled), states(first))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schedules_survive_a_resume(lab: Any, noisy: Any, name: str) -> None:
+    """With schedules and batches a restored engine computes the bits of the straight run."""
+    config = lab.config(name)
+    kinds = (lambda v: Cosine(value=v, end=0.5 * v, rounds=6), lambda v: InverseSqrt(value=v, rounds=4))
+    schedules = Schedules({
+        each: kinds[at % 2](getattr(config, each)) for at, each in enumerate(can_vary(name))
+    })
+    straight = lab.engine(name, config, noisy, rounds=3, batches=SMALL, schedules=schedules)
+    resumed = lab.engine(name, config, noisy, batches=SMALL, schedules=schedules)
+    resumed.restore(snapshot(straight))
+    constant = lab.engine(name, config, noisy, batches=SMALL)
+    constant.restore(snapshot(straight))
+    for round_ in (4, 5, 6):
+        for engine in (straight, resumed, constant):
+            engine.advance(round_)
+    assert are_equal(snapshot(straight)[0], snapshot(resumed)[0])
+    assert not are_equal(states(straight), states(constant))
+
+
+def test_a_full_batch_is_the_shard_itself(noisy: Any) -> None:
+    """Without a batch size nothing is drawn: the algorithm gets its own shard back."""
+    from dbo.algorithms.rng import counter, round_key
+
+    shard = CountingShard(noisy.shard(range(6)))
+    assert shard.sample(round_key(shard, counter(shard))) is shard
