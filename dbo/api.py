@@ -92,6 +92,7 @@ def sweep(sweep: str | Path, *, out: str | Path | None = None, **settings: Any) 
 def load(folder: str | Path) -> Loaded:
     """Read a run, a comparison or a sweep into DataFrames; runs that have not ended are included as far as they are.
 
+    A file that differs from the seal of its run is an InputError that names it.
     `summary` and `history` begin with the columns `run`, `algorithm` and `seed`, and one for each axis of a sweep.
     """
     import pandas as pd
@@ -105,6 +106,7 @@ def load(folder: str | Path) -> Loaded:
         read_metrics,
         read_summary,
     )
+    from dbo.platform.runs.seal import require_intact
 
     place = Path(folder)
     group = read_group(place) if has_group(place) else None
@@ -112,6 +114,7 @@ def load(folder: str | Path) -> Loaded:
     found = [member for member in members if RunFolder(member).has_run()]
     if not found:
         raise InputError(f"{folder}: holds no run, comparison or sweep")
+    require_intact(found)
     summaries, histories = [], []
     for member in found:
         experiment, ended = read_experiment(member), read_summary(member)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dbo.platform.cli.check import check_runs
 from dbo.platform.cli.compare import compare_algorithms
 from dbo.platform.cli.console import console, escape_control
 from dbo.platform.cli.doctor import check_machine
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("run")(run_experiment)
 app.command("compare")(compare_algorithms)
 app.command("sweep")(run_sweep)
+app.command("check")(check_runs)
 app.command("report")(write_report)
 app.command("watch")(watch_run)
 app.command("ui")(serve_ui)

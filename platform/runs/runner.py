@@ -32,7 +32,9 @@ from dbo.platform.runs.resume import (
     read_status,
     report_other_data,
 )
-from dbo.platform.runs.run_folder import RunFolder, read_end, read_events, read_summary
+from dbo.platform.runs.run_folder import RunFolder, find_manifest, read_end, read_events, read_summary
+from dbo.platform.runs.schema import Manifest
+from dbo.platform.runs.seal import Damage, check_run, is_repairable, restore_copies, seal_run
 from dbo.platform.runs.training import TrainingLoop
 from dbo.version import find_version
 
@@ -68,7 +70,8 @@ def run(
             remote.pull()
         resume = resume or start_from is not None
         check_folder(folder, experiment, resume, can_extend=remote is None, allow_changed_code=allow_changed_code)
-        if resume and read_status(folder) in ("finished", "diverged"):      # which it would again
+        damage = _find_damage(folder, callback) if resume else ()
+        if resume and not damage and read_status(folder) in ("finished", "diverged"):      # which it would again
             return _return_recorded(folder, experiment, prepared, callback)
         checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key, allow_other=allow_changed_code)
         source = None
@@ -78,12 +81,38 @@ def run(
         if resume:
             start = find_start_point(
                 folder, experiment, prepared.network, prepared.data_digest, source, allow_changed_code)
+            if damage and start.checkpoint is None:
+                raise InputError(
+                    f"{folder}: {'; '.join(map(str, damage))}; no checkpoint from before the damage is left: "
+                    f"run it again without --resume, or into another folder")
+        sealed = find_manifest(folder.path) if damage else None
         result = _Execution(experiment, prepared, folder, checkpoints, callback, resume, start).run()
+        if sealed and not _has_same_state(folder, sealed):
+            callback.on_notice("the repaired final state differs from the sealed one: has the machine changed?")
         if result.metrics.exists() and result.metrics.stat().st_size <= _MAX_LOADED:
             _ = result.history           # callers may remove the folder of a short run before they use it
         return result
     finally:
         folder.release()
+
+
+def _find_damage(folder: RunFolder, callback: RunCallback) -> tuple[Damage, ...]:
+    """Return what is damaged in a run that has ended, after small files were restored from the manifest."""
+    if restored := restore_copies(folder):
+        callback.on_notice(f"restored from manifest.json: {', '.join(restored)}")
+    if read_status(folder) not in ("finished", "diverged"):
+        return ()
+    damage = check_run(folder.path).damage
+    repairable = tuple(found for found in damage if is_repairable(folder, found))
+    if damage:
+        action = "repairing the run from its newest intact checkpoint" if repairable else "it cannot be repaired"
+        callback.on_notice(f"damaged: {'; '.join(map(str, damage))}; {action}")
+    return repairable
+
+
+def _has_same_state(folder: RunFolder, sealed: Manifest) -> bool:
+    repaired = find_manifest(folder.path)
+    return repaired is not None and repaired.files.get(folder.state.name) == sealed.files.get(folder.state.name)
 
 
 def _return_recorded(folder: RunFolder, experiment: Experiment, prepared: Prepared, callback: RunCallback) -> Result:
@@ -92,7 +121,8 @@ def _return_recorded(folder: RunFolder, experiment: Experiment, prepared: Prepar
     if summary is None or summary.data_digest != prepared.data_digest:
         raise report_other_data(folder)
     last = Checkpoints(folder.checkpoints, experiment.trajectory_key, allow_other=True).load_latest(with_blocks=False)
-    if last is not None and last.round == summary.rounds and (reason := missing_records(folder, last)):
+    is_last = last is not None and last.round == summary.rounds and not summary.sealed
+    if last is not None and is_last and (reason := missing_records(folder, last)):
         raise InputError(f"{folder}: {reason}; run it again without --resume, or into another folder")
     status: Status = "diverged" if summary.status == "diverged" else "finished"
     callback.on_notice(f"{experiment.algorithm['name']}: already {status}, nothing to do")
@@ -206,7 +236,11 @@ class _Execution:
         self.folder.sync()
         if status == "finished":
             self.folder.write_state(state or {})
-        self.folder.write_summary(summary)
+        if status == "failed":
+            self.folder.manifest.unlink(missing_ok=True)        # the disk may have been full after it was written
+            self.folder.write_summary(summary)
+        else:
+            seal_run(self.folder, summary)
         self.folder.log_event("ended", status=status, **({"error": error} if error else {}))
         self.folder.publish()
         result = Result(

@@ -49,7 +49,7 @@ def test_importing_the_schema_is_cheap() -> None:
         assert done.stdout == "[]\n", module
 
 
-FILES = {"summary.json", "group.json", "metrics.jsonl", "nodes.jsonl", "events.jsonl", "network.json"}
+FILES = {"summary.json", "manifest.json", "group.json", "metrics.jsonl", "nodes.jsonl", "events.jsonl", "network.json"}
 OWNERS = {
     "platform/runs/run_folder.py",
     "platform/runs/remote.py",                  # the order of uploads
