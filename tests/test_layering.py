@@ -35,7 +35,7 @@ RUNS = (*ENGINE, "dbo.platform.runs")
 RECORDED = (
     *LEAVES, "dbo.platform.runs.schema", "dbo.platform.runs.run_folder", "dbo.platform.runs.statistics",
     "dbo.platform.runs.atomic_io", "dbo.platform.runs.seal",
-    "dbo.platform.config.redact", "dbo.platform.config.tracking_uri",
+    "dbo.platform.config.redact", "dbo.platform.config.terminal", "dbo.platform.config.tracking_uri",
 )
 RULES = {
     "dbo/parameters.py": Rule(dbo=(), libraries=frozenset()),

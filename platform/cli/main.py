@@ -11,7 +11,7 @@ import typer
 
 from dbo.platform.cli.check import check_runs
 from dbo.platform.cli.compare import compare_algorithms
-from dbo.platform.cli.console import console, escape_control
+from dbo.platform.cli.console import console
 from dbo.platform.cli.doctor import check_machine
 from dbo.platform.cli.listing import list_components
 from dbo.platform.cli.report import write_report
@@ -23,6 +23,7 @@ from dbo.platform.cli.ui import serve_ui
 from dbo.platform.cli.verify import verify_algorithms
 from dbo.platform.cli.watch import watch_run
 from dbo.platform.config.redact import redact
+from dbo.platform.config.terminal import escape_control
 from dbo.platform.errors import InputError, NodeFailure, RunError
 from dbo.version import find_version
 
@@ -78,9 +79,19 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; recorded results are kept, --resume continues the run", 1)
     except OSError as error:
-        _fail(f"{error.filename or ''}: {error.strerror or error}", 1)
+        _fail(_describe_system_error(error), 1)
     except Exception as error:
         _fail_with_traceback(error)
+
+
+def _describe_system_error(error: OSError) -> str:
+    """Return the file and the reason; where the system names no file, the function that failed."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{error.filename}: {reason}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "dbo" in frame.filename or "platform" in frame.filename] or frames
+    return f"{reason}{f' (in {ours[-1].name}, {ours[-1].filename}:{ours[-1].lineno})' if ours else ''}"
 
 
 def _fail_with_traceback(error: Exception) -> None:

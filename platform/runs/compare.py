@@ -16,6 +16,7 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.validation import pick
 from dbo.platform.engine.placement import reuse_actors
 from dbo.platform.errors import FolderLockedError, InputError
+from dbo.platform.runs.atomic_io import write_atomically
 from dbo.platform.runs.preparation import prepare
 from dbo.platform.runs.remote import is_url
 from dbo.platform.runs.result import Result, RunCallback
@@ -154,7 +155,8 @@ def compare(
                 write_group(out, group)
                 resume = folder.has_run()
                 results.append(run(experiment, folder.path, resume=resume, callback=callback, prepared=prepared))
-        comparison_table(results, target).to_csv(out / "compare.csv", index=False)
+        table = comparison_table(results, target).to_csv(index=False)
+        write_atomically(out / "compare.csv", table, "the table of the comparison")
     except InputError as error:
         if previous is None and not any(folder.has_run() for folder in folders):       # nothing was run
             with suppress(OSError):

@@ -36,8 +36,9 @@ class RemoteFolder:
         try:
             self._files: Any
             self._files, self._root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise InputError(redact(f"--out: {url} cannot be used: {error}")) from None
+        except Exception as error:      # each file system has its own: some connect here, and find no server
+            reason = str(error) or type(error).__name__
+            raise InputError(redact(f"--out: {url} cannot be used: {reason}")) from None
         self.local = Path("runs") / ".mirror" / hashlib.sha256(url.encode()).hexdigest()[:16]
         self._pushed: dict[str, _Stamp | None] = {}      # files at the URL, with the stamps of their local copies
 

@@ -1,13 +1,14 @@
 """Run an experiment: prepare, start the engine, train, and record how it ended."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.block import init_state
@@ -16,6 +17,7 @@ from dbo.platform.engine.shard_wrappers import CountingShard, pool_nodes
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import single_node
 from dbo.platform.runs.checkpoints import Checkpoints
+from dbo.platform.runs.driver_guard import guard_driver
 from dbo.platform.runs.preparation import Prepared, default_folder, local_folder, prepare
 from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.provenance import collect_environment, collect_provenance
@@ -182,8 +184,10 @@ class _Execution:
             raise
         loop = TrainingLoop(
             self.experiment, problem, engine, self.folder, self.checkpoints, progress, self.callback)
+        on_ray = isinstance(parts.engine, RaySettings)
         try:
-            return self._train(loop)
+            with guard_driver(self.folder.path) if on_ray else nullcontext():
+                return self._train(loop)
         finally:
             engine.close()
 

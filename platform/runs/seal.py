@@ -179,7 +179,8 @@ def require_intact(folders: Iterable[Path]) -> None:
 
 def describe_damage(folder: Path, damage: Iterable[Damage]) -> str:
     """Return one line: what is damaged, and which command repairs it."""
-    return f"{folder}: {'; '.join(map(str, damage))}; repair it with dbo check --repair {folder}"
+    first, *more = damage
+    return "; ".join([f"{folder / first.file} {first.problem}", *map(str, more), f"dbo check --repair {folder}"])
 
 
 def restore_copies(folder: RunFolder, end_run: bool = False) -> list[str]:

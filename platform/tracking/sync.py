@@ -30,8 +30,8 @@ _FILES = "dbo.artifacts"          # a tag with the digests of the files that wer
 def sync_folder(folder: Path, uri: str | None, experiment: str | None, log: Callable[[str], None] = print) -> None:
     """Send the runs of one folder to MLflow, and log how many points were new."""
     root = find_root(folder)
-    require_intact([root / member for member in read_group(root).members] if has_group(root) else [root])
     store = resolve_destination(root, uri)
+    require_intact([root / member for member in read_group(root).members] if has_group(root) else [root])
     writer = Writer(root, Store(store, experiment or str(read_tracking(root).get("experiment") or "dbo")))
     os.environ.update(mlflow_environment(store))
     try:

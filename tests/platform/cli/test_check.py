@@ -65,7 +65,7 @@ def test_readers_refuse_a_damaged_run(dbo: Command, tiny: Any, tmp_path: Path, c
     (folder / "metrics.jsonl").write_text(text.replace('"packets": ', '"packets": 1', 1))
     done = dbo(command, folder, *options)
     assert done.code == 2
-    assert done.err.startswith(f"dbo: {folder}: metrics.jsonl has ")
+    assert done.err.startswith(f"dbo: {folder}/metrics.jsonl has ")
     assert done.err.count("\n") == 1
 
 

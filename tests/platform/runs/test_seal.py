@@ -200,7 +200,7 @@ def test_load_refuses_a_damaged_run(folder: Path, name: str) -> None:
     """`dbo.load` names the file instead of returning other numbers."""
     assert len(api.load(folder).history) == 7
     HARM[name][0](folder)
-    with pytest.raises(InputError, match=rf"{folder}: (metrics|state|summary)\..*; repair it with dbo check --repair"):
+    with pytest.raises(InputError, match=rf"{folder}/(metrics|state|summary)\..*; dbo check --repair"):
         api.load(folder)
 
 
