@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.redact import has_redacted_path
 from dbo.platform.engine.base import gather_rows
 from dbo.platform.engine.state_tree import unflatten
 from dbo.platform.errors import InputError
@@ -56,7 +57,10 @@ def repair_run(folder: Path) -> tuple[Verdict, list[str]]:
         return replace(verdict, note="cannot be repaired; the results are intact"), done
     if problem := _find_code(folder):
         return replace(verdict, note=problem), done
-    run(Experiment(**read_experiment(folder)), folder, resume=True)    # replays from the newest intact evaluations
+    recorded = read_experiment(folder)
+    if has_redacted_path(str(section(recorded, "tracking").get("uri"))):
+        recorded["tracking"] = {}                       # nothing is sent to MLflow here
+    run(Experiment(**recorded), folder, resume=True)    # replays from the newest intact evaluations
     return check_run(folder), [*done, "replayed the rounds after the newest intact checkpoint"]
 
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dbo.platform.config import yaml_io
-from dbo.platform.config.redact import redact_all
+from dbo.platform.config.redact import hide_tracking_path, redact_all
 from dbo.platform.errors import InputError
 
 Record = dict[str, Any]         # one line of metrics.jsonl or nodes.jsonl; the keys of the former are in METRICS
@@ -344,11 +344,11 @@ class Group:
     tracking: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of group.json, without credentials. The tracking URI is kept: it holds none."""
+        """Return the content of group.json, without credentials."""
         data = asdict(self) | {"members": list(self.members)}
         tracking = data.pop("tracking")
         plain: dict[str, Any] = redact_all({key: value for key, value in data.items() if value is not None})
-        return plain | {"tracking": tracking}
+        return plain | {"tracking": hide_tracking_path(tracking)}
 
 
 def parse_group(text: str | bytes, tolerant: bool = False) -> Group:
@@ -422,7 +422,9 @@ def parse_experiment(text: str, where: str) -> dict[str, Any]:
 
 def serialize_experiment(experiment: Mapping[str, Any]) -> str:
     """Return the text of experiment.yaml, without credentials."""
-    return yaml_io.dump(redact_all(experiment))
+    tracking = experiment.get("tracking")
+    hidden = {"tracking": hide_tracking_path(tracking)} if isinstance(tracking, Mapping) else {}
+    return yaml_io.dump(redact_all({**experiment, **hidden}))
 
 
 def section(experiment: Mapping[str, Any], key: str) -> dict[str, Any]:
