@@ -17,6 +17,7 @@ from dbo.platform.cli.listing import list_components
 from dbo.platform.cli.report import write_report
 from dbo.platform.cli.run import run_experiment
 from dbo.platform.cli.submit import submit_job
+from dbo.platform.cli.supervise import supervise_command
 from dbo.platform.cli.sweep import run_sweep
 from dbo.platform.cli.sync import sync_runs
 from dbo.platform.cli.ui import serve_ui
@@ -41,6 +42,8 @@ app.command("list")(list_components)
 app.command("verify")(verify_algorithms)
 app.command("sync")(sync_runs)
 app.command("submit")(submit_job)
+app.command("supervise", context_settings={"allow_extra_args": True, "ignore_unknown_options": True,
+                                           "allow_interspersed_args": False})(supervise_command)
 app.command("doctor")(check_machine)
 
 _UsageError: Any = typer.BadParameter.__base__      # click's, of which typer may carry a copy of its own
