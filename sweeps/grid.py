@@ -48,7 +48,7 @@ class SweepCell:
     def read_summary(self, out: Path) -> Summary | None:
         """Return the summary if the cell is complete (finished, diverged or stopped); None: it must run.
 
-        The run key alone decides: other library versions or another machine do not empty the cache.
+        The run key decides, which covers the code; `check_environments` compares library versions and processor.
         """
         summary = find_summary(self.folder(out))
         if summary is None or summary.run_key != self.experiment.run_key or summary.changes:

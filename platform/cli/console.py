@@ -19,6 +19,8 @@ Arguments = Annotated[list[str] | None, typer.Argument(
     metavar="FILE.yaml|key=value", help="Experiment file, and overrides such as algorithm.lam=100.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs, comparisons or sweeps.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
+KeepOtherEnvironment = Annotated[bool, typer.Option(
+    "--allow-changed-code", help="Keep finished runs of other library versions; the change is recorded.")]
 AllowChangedCode = Annotated[bool, typer.Option(
     "--allow-changed-code", help="Resume although code or library versions changed; the change is recorded.")]
 

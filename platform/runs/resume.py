@@ -5,6 +5,7 @@ evaluations up to it still recorded. Then the rest of the run is bit-identical t
 `allow_changed_code` waives code and environment; what has changed is recorded as an event.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,24 @@ def _find_checkpoint(checkpoints: Checkpoints, owner: RunFolder, data: str | Non
         for _ in iterate_metrics(path):
             pass                        # raises an error at a damaged line
     return None
+
+
+def check_environments(ended: Iterable[RunFolder], allow_changed_code: bool) -> tuple[str, ...]:
+    """Refuse to add runs of this environment to runs that ended in another one; return the changes to record.
+
+    A table of both would compare environments, not algorithms. Older versions recorded none: nothing is known then.
+    """
+    current = collect_environment()
+    for folder in ended:
+        starts = [event for event in read_events(folder.events) if event.kind == "started" and event.environment]
+        differences = describe_differences(starts[-1].environment, current) if starts else ""
+        if differences and not allow_changed_code:
+            raise InputError(
+                f"environment: {folder} ended with another one: {differences}; choose another --out, "
+                f"or keep its results with --allow-changed-code")
+        if differences:
+            return ("environment_changed",)
+    return ()
 
 
 def report_other_data(folder: RunFolder) -> InputError:

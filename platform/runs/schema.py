@@ -342,10 +342,11 @@ class Group:
     goal: str | None = None
     claim: str | None = None                    # what it is to show
     tracking: dict[str, Any] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()               # environment_changed: finished runs of another one were kept
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of group.json, without credentials."""
-        data = asdict(self) | {"members": list(self.members)}
+        data = asdict(self) | {"members": list(self.members), "changes": list(self.changes) or None}
         tracking = data.pop("tracking")
         plain: dict[str, Any] = redact_all({key: value for key, value in data.items() if value is not None})
         return plain | {"tracking": hide_tracking_path(tracking)}
@@ -367,6 +368,7 @@ def parse_group(text: str | bytes, tolerant: bool = False) -> Group:
         target=_text(data.get("target")), members=tuple(names), axes=lists, mode=_text(data.get("mode")) or None,
         metric=_text(data.get("metric")) or None, goal=_text(data.get("goal")) or None,
         claim=_text(data.get("claim")) or None, tracking=_mapping(data.get("tracking")),
+        changes=tuple(kind for kind in _sequence(data.get("changes")) if isinstance(kind, str)),
     )
 
 
