@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dbo.dashboards.charts.curves import AXIS_TITLES, build_curves
 from dbo.dashboards.charts.draw import DRAWERS, add_legend, create_figure, draw_curve, needs_log_axis, set_log_axis
+from dbo.dashboards.figure_file import save_figure
 from dbo.dashboards.groups import GroupedRuns, group_runs
 from dbo.dashboards.load import RunCollection, load_runs
+from dbo.platform.config.terminal import escape_control
 from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,8 +51,8 @@ def write_figures(
                 if files is not None and file not in files:
                     continue
                 folder.mkdir(parents=True, exist_ok=True)
-                figure.savefig(folder / f"{file}.pdf", metadata={"CreationDate": None})
-                figure.savefig(folder / f"{file}.png", dpi=200)
+                save_figure(figure, folder / f"{file}.pdf", metadata={"CreationDate": None})
+                save_figure(figure, folder / f"{file}.png", dpi=200)
                 written.append(file)
     return written
 
@@ -90,9 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with mpl.rc_context({**_STYLE, "font.size": 9, "legend.fontsize": 8}):
             figure = draw_overview(group_runs(load_runs(given.runs)))
             given.out.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(given.out, dpi=200)
+            save_figure(figure, given.out, dpi=200)
     except (InputError, OSError) as error:
-        print(f"dbo: {error}", file=sys.stderr)
+        print(f"dbo: {escape_control(str(error))}", file=sys.stderr)
         return 2
     return 0
 

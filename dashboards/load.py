@@ -36,6 +36,7 @@ from dbo.platform.runs.schema import (
     Target,
     section,
 )
+from dbo.platform.runs.seal import require_intact
 
 Series = NDArray[np.float64]
 
@@ -144,6 +145,7 @@ def load_runs(folders: Sequence[Path], target: Target | None = None) -> RunColle
             if group is not None:
                 groups[group.folder.resolve()] = group
             if path.resolve() not in runs:
+                require_intact([path])
                 runs[path.resolve()] = load_run(path, group, target)
     targets = {group.target for group in groups.values() if group.target is not None}
     if target is None and len(targets) == 1:       # the target of a comparison is also that of runs beside it

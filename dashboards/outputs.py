@@ -51,6 +51,8 @@ def write_beside_results(kind: Literal["run", "compare", "sweep"], folder: Path)
         for run in with_graph:
             save_graph(run, run.folder / "topology.png")
     if kind != "run":
+        if (folder / "figures").is_symlink():
+            raise InputError(f"{folder / 'figures'} is a symbolic link; remove it")
         write_figures(collection, folder / "figures", ["accuracy", "sensitivity"], _FIRST_FIGURES)
     write_page(collection, folder / "report.html")
     return folder / "report.html"

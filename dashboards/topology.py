@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dbo.dashboards.figure_file import save_figure
 from dbo.dashboards.load import RunData
 from dbo.platform.runs.schema import RecordedNetwork
 
@@ -81,4 +82,4 @@ def save_graph(run: RunData, path: Path) -> None:
         f"{run.algorithm}, round {int(run.columns['round'][-1])}" + (f", spectral gap {gap:.3g}" if gap else ""),
         fontsize=9,
     )
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, dpi=150)

@@ -49,28 +49,33 @@ def run(
 
 def compare(
     algorithms: Sequence[str] = (), *, file: str | Path | None = None, target: str | None = None,
-    out: str | Path | None = None, callback: "RunCallback | None" = None, **settings: Any,
+    out: str | Path | None = None, callback: "RunCallback | None" = None, allow_changed_code: bool = False,
+    **settings: Any,
 ) -> Loaded:
     """Run several algorithms on the same problem and return all of their runs.
 
     `file` is a comparison's YAML file; keywords override its keys. `target` is a metric and a level, such as
     "test_accuracy=0.7"; `table` of the result has the rounds, megabytes and seconds that each needs to reach it.
-    Finished runs in `out` are kept, interrupted ones are resumed.
+    Finished runs in `out` are kept, interrupted ones are resumed. Finished runs of another environment are refused
+    while others are left to run, unless `allow_changed_code` is set.
     """
     from dbo.platform.runs import compare as comparing
 
     experiments, level = comparing.plan(
         None if file is None else str(file), _format_overrides(settings), list(algorithms), target)
     folder = Path(out) if out is not None else comparing.default_folder(experiments)
-    comparing.compare(experiments, level, folder, callback)
+    comparing.compare(experiments, level, folder, callback, allow_changed_code=allow_changed_code)
     return load(folder)
 
 
-def sweep(sweep: str | Path, *, out: str | Path | None = None, **settings: Any) -> Loaded:
+def sweep(
+    sweep: str | Path, *, out: str | Path | None = None, allow_changed_code: bool = False, **settings: Any
+) -> Loaded:
     """Run a sweep on Ray Tune and return all of its runs.
 
     `sweep` is a YAML file or the name of a shipped sweep. Keywords override its base experiment, its `axes` or its own
-    keys: `sweep("sensitivity-k", rounds=20, axes={"seed": [0, 1, 2]})`. Finished cells in `out` are kept.
+    keys: `sweep("sensitivity-k", rounds=20, axes={"seed": [0, 1, 2]})`. Finished cells in `out` are kept;
+    `allow_changed_code` keeps also those of another environment.
     """
     from dbo.sweeps import plan, runner
 
@@ -80,6 +85,7 @@ def sweep(sweep: str | Path, *, out: str | Path | None = None, **settings: Any) 
     folder.read_group()
     progress = runner.SweepProgress(folder, None)
     if progress.left:
+        runner.check_cells(folder, progress, allow_changed_code)
         runner.connect_cluster(grid)
     with folder:
         result = runner.run_sweep(folder, progress, None)
@@ -92,6 +98,7 @@ def sweep(sweep: str | Path, *, out: str | Path | None = None, **settings: Any) 
 def load(folder: str | Path) -> Loaded:
     """Read a run, a comparison or a sweep into DataFrames; runs that have not ended are included as far as they are.
 
+    A file that differs from the seal of its run is an InputError that names it.
     `summary` and `history` begin with the columns `run`, `algorithm` and `seed`, and one for each axis of a sweep.
     """
     import pandas as pd
@@ -105,6 +112,7 @@ def load(folder: str | Path) -> Loaded:
         read_metrics,
         read_summary,
     )
+    from dbo.platform.runs.seal import require_intact
 
     place = Path(folder)
     group = read_group(place) if has_group(place) else None
@@ -112,6 +120,7 @@ def load(folder: str | Path) -> Loaded:
     found = [member for member in members if RunFolder(member).has_run()]
     if not found:
         raise InputError(f"{folder}: holds no run, comparison or sweep")
+    require_intact(found)
     summaries, histories = [], []
     for member in found:
         experiment, ended = read_experiment(member), read_summary(member)

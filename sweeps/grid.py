@@ -17,6 +17,7 @@ from dbo.platform.config.redact import redact
 from dbo.platform.runs.run_folder import find_summary
 from dbo.platform.runs.runner import prepare
 from dbo.platform.runs.schema import Summary
+from dbo.platform.runs.seal import check_run
 from dbo.sweeps.plan import Axis, AxisRange, Sweep
 
 # Numbers in the models of all nodes up to which a cell runs on the local engine: above, the arithmetic takes longer
@@ -47,12 +48,14 @@ class SweepCell:
     def read_summary(self, out: Path) -> Summary | None:
         """Return the summary if the cell is complete (finished, diverged or stopped); None: it must run.
 
-        The run key alone decides: other library versions or another machine do not empty the cache.
+        The run key decides, which covers the code; `check_environments` compares library versions and processor.
         """
         summary = find_summary(self.folder(out))
         if summary is None or summary.run_key != self.experiment.run_key or summary.changes:
             return None
-        return summary if summary.status in {"finished", "diverged", "stopped"} else None
+        if summary.status not in {"finished", "diverged", "stopped"} or check_run(self.folder(out)).damage:
+            return None         # a damaged cell is repaired by resuming it
+        return summary
 
 
 def format_values(values: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.engine import ray_session
 from dbo.platform.errors import InputError
+from dbo.platform.runs.resume import check_environments
 from dbo.platform.runs.run_folder import GROUP_FILE, RunFolder, has_group, read_group, write_group
 from dbo.platform.runs.schema import Group
 from dbo.sweeps import summaries
@@ -40,6 +41,7 @@ class SweepFolder:
     path: Path
     grid: Grid
     command: str
+    changes: tuple[str, ...] = ()           # environment_changed: complete cells of another one are kept
     _lock: RunFolder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +87,7 @@ class SweepFolder:
             started=started or datetime.now(UTC).isoformat(timespec="seconds"), target=str(sweep.parsed_target),
             members=tuple(dict.fromkeys(members)), axes=axes, mode=sweep.mode, metric=sweep.metric,
             goal=sweep.direction, claim=sweep.claim, tracking=self.grid.base.tracking.model_dump(),
+            changes=tuple(dict.fromkeys([*(existing.changes if existing else ()), *self.changes])),
         ))
 
     def list_cells(self) -> list[SweepCell]:
@@ -116,6 +119,12 @@ def count_local_slots(grid: Grid) -> int | None:
 
 def default_sweep_folder(grid: Grid) -> Path:
     return Path("runs") / f"sweep-{grid.sweep.name}-{grid.key[:8]}"
+
+
+def check_cells(folder: SweepFolder, progress: "SweepProgress", allow_changed_code: bool) -> None:
+    """Refuse complete cells of another environment while others are left to run, or record that they are kept."""
+    ended = (RunFolder(cell.folder(folder.path)) for cell in progress.done)
+    folder.changes = check_environments(ended, allow_changed_code)
 
 
 class SweepProgress:

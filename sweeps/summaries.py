@@ -4,12 +4,14 @@ Nothing is left out: cells that did not reach the target, diverged or failed are
 """
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from dbo.platform.config.redact import redact
+from dbo.platform.runs.atomic_io import write_atomically
 from dbo.platform.runs.run_folder import RunFolder, find_summary, read_metrics
 from dbo.platform.runs.schema import COLUMNS, Target
 from dbo.platform.runs.statistics import estimate_mean
@@ -75,10 +77,12 @@ def build_seed_table(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
 def write_tables(cells: pd.DataFrame, seeds: pd.DataFrame, out: Path) -> None:
     """Write cells.csv, summary.csv and the same as parquet."""
     for name, table in (("cells", cells), ("summary", seeds)):
-        table.to_csv(out / f"{name}.csv", index=False)
+        write_atomically(out / f"{name}.csv", table.to_csv(index=False), "a table")
         # A column of a parquet file has one type, but an axis may mix numbers and text.
         mixed = [key for key in table if table[key].dtype == object]
-        table.astype(dict.fromkeys(mixed, "string")).to_parquet(out / f"{name}.parquet", index=False)
+        buffer = BytesIO()
+        table.astype(dict.fromkeys(mixed, "string")).to_parquet(buffer, index=False)
+        write_atomically(out / f"{name}.parquet", buffer.getvalue(), "a table")
 
 
 def _summarize(name: str, values: pd.Series) -> dict[str, float | None]:

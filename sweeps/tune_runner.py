@@ -23,6 +23,7 @@ from dbo.platform.engine.ray_session import connect
 from dbo.platform.errors import RunError
 from dbo.platform.runs.run_folder import RunFolder, read_metrics
 from dbo.platform.runs.schema import Summary, find_direction
+from dbo.platform.runs.seal import measure_files, seal_run
 from dbo.sweeps.grid import Grid, SweepCell
 from dbo.sweeps.live_table import LiveTable
 from dbo.sweeps.plan import Axis, AxisRange
@@ -357,8 +358,9 @@ def _write_stopped_summary(folder: RunFolder, cell: SweepCell) -> None:
     records = read_metrics(folder.metrics)
     final = records[-1] if records else {}
     experiment = cell.experiment
-    folder.write_summary(Summary(
+    seal_run(folder, Summary(
         "stopped", error=f"stopped by the scheduler after round {final.get('round', 0)}",
         name=experiment.name, run_key=experiment.run_key, algorithm=experiment.algorithm["name"],
         rounds=final.get("round", 0), final=final, seconds={"training": final.get("seconds", 0.0), "evaluation": 0.0},
-    ))
+        sealed=True,
+    ), measure_files(folder))

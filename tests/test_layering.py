@@ -30,12 +30,12 @@ CONFIG = (
 )
 ENGINE = (*CONFIG, *NETWORK, "dbo.platform.engine", "dbo.algorithms.kernels", "dbo.tasks.kernels")
 RUNS = (*ENGINE, "dbo.platform.runs")
-# A recorded run is its files: their schema, the folder, and the statistics over several of them. `atomic_io` writes a
-# file beside them, such as report.html; it imports only the standard library.
+# A recorded run is its files: their schema, the folder, its seal, and the statistics over several of them. `atomic_io`
+# writes a file beside them, such as report.html; it imports only the standard library.
 RECORDED = (
     *LEAVES, "dbo.platform.runs.schema", "dbo.platform.runs.run_folder", "dbo.platform.runs.statistics",
-    "dbo.platform.runs.atomic_io",
-    "dbo.platform.config.redact", "dbo.platform.config.tracking_uri",
+    "dbo.platform.runs.atomic_io", "dbo.platform.runs.seal",
+    "dbo.platform.config.redact", "dbo.platform.config.terminal", "dbo.platform.config.tracking_uri",
 )
 RULES = {
     "dbo/parameters.py": Rule(dbo=(), libraries=frozenset()),

@@ -8,12 +8,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-import typer
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -125,11 +124,11 @@ def create_server(folder: Path) -> LivePageServer:
     ))
 
 
-def serve_live_page(folder: Path, port: int = 0) -> None:
-    """Serve the page until the process is stopped."""
+def serve_live_page(folder: Path, port: int = 0, log: Callable[[str], None] = print) -> None:
+    """Serve the page until the process is stopped; `log` prints its address."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))      # until the server installs its own handlers
     server = create_server(folder)
     listener = open_socket(port)
-    typer.echo(f"watching {folder} on http://127.0.0.1:{listener.getsockname()[1]}/  (Ctrl-C to stop)")
+    log(f"watching {folder} on http://127.0.0.1:{listener.getsockname()[1]}/  (Ctrl-C to stop)")
     with listener:
         server.run(sockets=[listener])

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from dbo.platform.cli.console import (
     Arguments,
+    KeepOtherEnvironment,
     Quiet,
     console,
     print_line,
@@ -44,6 +45,7 @@ def compare_algorithms(
         "--target", metavar="METRIC=LEVEL", help="Target whose cost is measured, e.g. test_accuracy=0.7.")] = None,
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", help="Folder for all runs; default: a folder below runs/.")] = None,
+    allow_changed_code: KeepOtherEnvironment = False,
     quiet: Quiet = False,
 ) -> None:
     """Compare algorithms: rounds, MB and seconds to a target.
@@ -67,7 +69,7 @@ def compare_algorithms(
         if not quiet:
             _show_problem(experiments[0])
         with nullcontext() if quiet else ProgressDisplay(console) as display:
-            results = compare.compare(experiments, level, folder, display, typed_command())
+            results = compare.compare(experiments, level, folder, display, typed_command(), allow_changed_code)
         show_comparison(compare.comparison_table(results, level), str(level))
         print_line(f"folder: {folder}")
         write_outputs("compare", folder, quiet)

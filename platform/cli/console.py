@@ -1,6 +1,5 @@
 """Console, arguments and options that the commands share."""
 
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from dbo.platform.config.redact import redact
+from dbo.platform.config.terminal import escape_control
 from dbo.platform.errors import InputError
 from dbo.platform.runs.remote import is_url
 
@@ -19,17 +19,10 @@ Arguments = Annotated[list[str] | None, typer.Argument(
     metavar="FILE.yaml|key=value", help="Experiment file, and overrides such as algorithm.lam=100.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs, comparisons or sweeps.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
+KeepOtherEnvironment = Annotated[bool, typer.Option(
+    "--allow-changed-code", help="Keep finished runs of other library versions; the change is recorded.")]
 AllowChangedCode = Annotated[bool, typer.Option(
     "--allow-changed-code", help="Resume although code or library versions changed; the change is recorded.")]
-
-# Everything that a terminal obeys instead of showing it, except line break and tab: C0, C1, direction marks, other line
-# breaks, and halves of surrogate pairs, which no terminal can encode.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def escape_control(text: str) -> str:
-    """Return text with control characters as `repr` shows them, so that a name cannot change the terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class _EscapingConsole(Console):

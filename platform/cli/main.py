@@ -9,19 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
+from dbo.platform.cli.check import check_runs
 from dbo.platform.cli.compare import compare_algorithms
-from dbo.platform.cli.console import console, escape_control
+from dbo.platform.cli.console import console
 from dbo.platform.cli.doctor import check_machine
 from dbo.platform.cli.listing import list_components
 from dbo.platform.cli.report import write_report
 from dbo.platform.cli.run import run_experiment
 from dbo.platform.cli.submit import submit_job
+from dbo.platform.cli.supervise import supervise_command
 from dbo.platform.cli.sweep import run_sweep
 from dbo.platform.cli.sync import sync_runs
 from dbo.platform.cli.ui import serve_ui
 from dbo.platform.cli.verify import verify_algorithms
 from dbo.platform.cli.watch import watch_run
 from dbo.platform.config.redact import redact
+from dbo.platform.config.terminal import escape_control
 from dbo.platform.errors import InputError, NodeFailure, RunError
 from dbo.version import find_version
 
@@ -31,6 +34,7 @@ app = typer.Typer(
 app.command("run")(run_experiment)
 app.command("compare")(compare_algorithms)
 app.command("sweep")(run_sweep)
+app.command("check")(check_runs)
 app.command("report")(write_report)
 app.command("watch")(watch_run)
 app.command("ui")(serve_ui)
@@ -38,6 +42,8 @@ app.command("list")(list_components)
 app.command("verify")(verify_algorithms)
 app.command("sync")(sync_runs)
 app.command("submit")(submit_job)
+app.command("supervise", context_settings={"allow_extra_args": True, "ignore_unknown_options": True,
+                                           "allow_interspersed_args": False})(supervise_command)
 app.command("doctor")(check_machine)
 
 _UsageError: Any = typer.BadParameter.__base__      # click's, of which typer may carry a copy of its own
@@ -76,9 +82,19 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; recorded results are kept, --resume continues the run", 1)
     except OSError as error:
-        _fail(f"{error.filename or ''}: {error.strerror or error}", 1)
+        _fail(_describe_system_error(error), 1)
     except Exception as error:
         _fail_with_traceback(error)
+
+
+def _describe_system_error(error: OSError) -> str:
+    """Return the file and the reason; where the system names no file, the function that failed."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{error.filename}: {reason}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "dbo" in frame.filename or "platform" in frame.filename] or frames
+    return f"{reason}{f' (in {ours[-1].name}, {ours[-1].filename}:{ours[-1].lineno})' if ours else ''}"
 
 
 def _fail_with_traceback(error: Exception) -> None:

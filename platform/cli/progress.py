@@ -20,9 +20,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from dbo.platform.cli.console import escape_control
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.redact import redact
+from dbo.platform.config.terminal import escape_control
 from dbo.platform.runs.runner import Result
 from dbo.platform.runs.schema import Record
 

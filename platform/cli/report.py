@@ -22,7 +22,7 @@ def write_report(
     from dbo.dashboards import outputs
 
     for text in outputs.export_report(folders, out, figures, only, target):
-        typer.echo(text)
+        print_line(text)
 
 
 def write_outputs(kind: Literal["run", "compare", "sweep"], folder: Path, quiet: bool = False) -> None:

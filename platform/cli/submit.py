@@ -37,6 +37,8 @@ def submit_job(
         "--wheel", metavar="FILE", help="dbo wheel to upload, where dbo is not installed on the cluster.")] = None,
     wait: Annotated[bool, typer.Option(
         "--wait/--no-wait", help="Show the job's output until it ends, or return at once.")] = True,
+    retries: Annotated[int, typer.Option(
+        "--retries", metavar="N", min=0, help="Restart a driver that dies on the cluster at most N times.")] = 0,
     allow_changed_code: AllowChangedCode = False,
 ) -> None:
     """Run an experiment or a sweep as a job on a Ray cluster.
@@ -53,7 +55,7 @@ def submit_job(
     for name, value in (("--address", address), ("--storage", storage)):
         if not value:
             raise InputError(f"{name}: a value is required")
-    code = run_job(job, address, storage, fetch_to=out, wheel=wheel, wait=wait)
+    code = run_job(job, address, storage, fetch_to=out, wheel=wheel, wait=wait, retries=retries)
     if code:
         sys.exit(code)
 
@@ -113,6 +115,7 @@ def run_job(
     fetch_to: Path | None = None,
     wheel: Path | None = None,
     wait: bool = True,
+    retries: int = 0,
     log: Callable[[str], None] = print_line,
 ) -> int:
     """Submit a job, wait for its end, fetch its results and return its exit code.
@@ -132,7 +135,8 @@ def run_job(
         environment: dict[str, Any] = {"working_dir": folder}
         if wheel is not None:
             environment["py_modules"] = [str(wheel)]
-        command = shlex.join(["python", "-m", "dbo.platform.cli", *job.command, "--out", place])
+        supervised = ["supervise", "--retries", str(retries)] if retries else []
+        command = shlex.join(["python", "-m", "dbo.platform.cli", *supervised, *job.command, "--out", place])
         job_id = _send(client, command, environment, job.key)
     log(f"submitted {job_id}; results go to {place}")
     if not wait:

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from dbo.platform.cli.console import Quiet, console, print_line, split_arguments, validate_out, warn
+from dbo.platform.cli.console import (
+    KeepOtherEnvironment,
+    Quiet,
+    console,
+    print_line,
+    split_arguments,
+    validate_out,
+    warn,
+)
 from dbo.platform.cli.report import write_outputs
 from dbo.platform.config.redact import redact
 from dbo.platform.errors import RunError
@@ -21,6 +29,7 @@ def run_sweep(
         "--out", metavar="DIR", help="Folder for all cells; default: a folder below runs/.")] = None,
     resume: Annotated[bool, typer.Option(
         "--resume", help="Resume the sweep in the folder. This is the default.")] = False,
+    allow_changed_code: KeepOtherEnvironment = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells and the estimate; run nothing.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -48,6 +57,7 @@ def run_sweep(
     if dry_run:
         return
     if progress.left:
+        runner.check_cells(folder, progress, allow_changed_code)
         runner.connect_cluster(grid)            # first: nothing is written if there is no cluster
 
     from dbo.platform.tracking.process import follow_in_background

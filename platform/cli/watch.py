@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dbo.platform.cli.console import print_line
+
 
 def watch_run(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, comparison or sweep.")],
@@ -14,4 +16,4 @@ def watch_run(
     """Serve a live page of a running experiment on this machine."""
     from dbo.dashboards.watch.server import serve_live_page
 
-    serve_live_page(folder, port)
+    serve_live_page(folder, port, print_line)

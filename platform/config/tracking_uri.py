@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dbo.platform.config.redact import has_secret_parameter, redact
+from dbo.platform.config.redact import has_redacted_path, has_secret_parameter, redact
 from dbo.platform.errors import InputError
 
 OFF = "off"
@@ -18,6 +18,8 @@ def validate_uri(field: str, uri: str | None) -> None:
     """Refuse a URI of an unsupported store, and one with a password in it, which would be recorded."""
     if uri is None or uri == OFF:
         return
+    if has_redacted_path(uri):
+        raise InputError(f"{field}: {uri} lacks the server's path, which is never recorded; give the whole URI")
     try:
         parts = urlsplit(uri)
         valid = bool(parts.hostname) and (parts.port or 1) > 0

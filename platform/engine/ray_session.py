@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, RunError
 
 _connected: str | None = None      # None: this process was connected by other code
 
@@ -26,10 +26,14 @@ def connect(address: str | None) -> Any:
         return ray
     _connected = address or "a cluster of its own"
     if not address:
-        ray.init(
-            address="local", include_dashboard=False, log_to_driver=False, configure_logging=False,
-            _node_ip_address="127.0.0.1",
-        )
+        try:
+            ray.init(
+                address="local", include_dashboard=False, log_to_driver=False, configure_logging=False,
+                _node_ip_address="127.0.0.1",
+            )
+        except Exception as error:
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            raise RunError(f"Ray cannot be started here: {reason}; engine.name=local needs no Ray") from error
         return ray
     _probe(address)
     try:

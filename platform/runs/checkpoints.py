@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -96,12 +96,15 @@ class Checkpoints:
 
         Without its blocks only the manifest is read, and checked.
         """
+        return next(self.load_each(with_blocks), None)
+
+    def load_each(self, with_blocks: bool = True) -> Iterator[Checkpoint]:
+        """Yield the undamaged checkpoints, the newest first; `refused` has the reasons why others were skipped."""
         for place in self._list_newest_first():
             try:
-                return self._load(place, with_blocks)
+                yield self._load(place, with_blocks)
             except DamagedError as error:
                 self.refused.append(f"{place.name}: {error}")
-        return None
 
     def has_any(self) -> bool:
         """Decide whether there is a checkpoint, damaged or not."""

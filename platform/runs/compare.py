@@ -16,10 +16,11 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.validation import pick
 from dbo.platform.engine.placement import reuse_actors
 from dbo.platform.errors import FolderLockedError, InputError
+from dbo.platform.runs.atomic_io import write_atomically
 from dbo.platform.runs.preparation import prepare
 from dbo.platform.runs.remote import is_url
 from dbo.platform.runs.result import Result, RunCallback
-from dbo.platform.runs.resume import check_folder
+from dbo.platform.runs.resume import check_environments, check_folder, read_status
 from dbo.platform.runs.run_folder import (
     GROUP_FILE,
     RunFolder,
@@ -130,11 +131,13 @@ def default_folder(experiments: Sequence[Experiment]) -> Path:
 
 
 def compare(
-    experiments: Sequence[Experiment], target: Target, out: Path, callback: RunCallback | None = None, command: str = ""
+    experiments: Sequence[Experiment], target: Target, out: Path, callback: RunCallback | None = None,
+    command: str = "", allow_changed_code: bool = False,
 ) -> list[Result]:
     """Run each experiment into out/<algorithm>, on one problem that is built once. `command` repeats the comparison.
 
-    Runs that have finished are kept as they are; an interrupted one is resumed.
+    Runs that have finished are kept as they are; an interrupted one is resumed. Finished runs of another environment
+    are refused while others are left to run; `allow_changed_code` keeps them, which group.json records.
     """
     if is_url(out):
         raise InputError(f"--out: {out} is not allowed; a comparison needs a folder")
@@ -144,7 +147,9 @@ def compare(
         raise InputError(f"--out: {out} does not hold a comparison; choose another folder")
     for experiment, folder in zip(experiments, folders, strict=True):
         check_folder(folder, experiment, resume=True)       # all of them, before the first one starts
-    group = _describe_group(experiments, target, command, previous)
+    ended = [folder for folder in folders if read_status(folder) in ("finished", "diverged")]
+    changes = check_environments(ended, allow_changed_code) if len(ended) < len(folders) else ()
+    group = _describe_group(experiments, target, command, previous, changes)
     prepared = prepare(experiments[0])
     results: list[Result] = []
     since = time.time()
@@ -154,7 +159,8 @@ def compare(
                 write_group(out, group)
                 resume = folder.has_run()
                 results.append(run(experiment, folder.path, resume=resume, callback=callback, prepared=prepared))
-        comparison_table(results, target).to_csv(out / "compare.csv", index=False)
+        table = comparison_table(results, target).to_csv(index=False)
+        write_atomically(out / "compare.csv", table, "the table of the comparison")
     except InputError as error:
         if previous is None and not any(folder.has_run() for folder in folders):       # nothing was run
             with suppress(OSError):
@@ -176,7 +182,7 @@ def compare(
 
 
 def _describe_group(
-    experiments: Sequence[Experiment], target: Target, command: str, previous: Group | None
+    experiments: Sequence[Experiment], target: Target, command: str, previous: Group | None, changes: Sequence[str]
 ) -> Group:
     names = [experiment.algorithm["name"] for experiment in experiments]
     first = experiments[0]
@@ -186,6 +192,7 @@ def _describe_group(
         started=(previous.started if previous else "") or datetime.now(UTC).isoformat(timespec="seconds"),
         status="running", target=str(target), members=tuple(names), axes={"algorithm.name": names},
         tracking=first.tracking.model_dump(),
+        changes=tuple(dict.fromkeys([*(previous.changes if previous else ()), *changes])),
     )
 
 

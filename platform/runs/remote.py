@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dbo.platform.config.redact import redact
+from dbo.platform.config.redact import redact, redact_url
 from dbo.platform.errors import InputError, RunError
 
 # A manifest makes a checkpoint valid and a summary a run finished: the files that they refer to go first.
@@ -32,12 +32,13 @@ class RemoteFolder:
         if not re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z][a-zA-Z0-9+.-]*)*://.", url):
             raise InputError(f"--out: {redact(url)!r} is not allowed; must be a folder, or a URL as s3://bucket/run")
         url = url.rstrip("/")
-        self.url = redact(url)       # for messages
+        self.url = redact_url(url)       # for messages
         try:
             self._files: Any
             self._files, self._root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise InputError(redact(f"--out: {url} cannot be used: {error}")) from None
+        except Exception as error:      # each file system has its own: some connect here, and find no server
+            reason = str(error) or type(error).__name__
+            raise InputError(redact(f"--out: {redact_url(url)} cannot be used: {reason}")) from None
         self.local = Path("runs") / ".mirror" / hashlib.sha256(url.encode()).hexdigest()[:16]
         self._pushed: dict[str, _Stamp | None] = {}      # files at the URL, with the stamps of their local copies
 

@@ -124,7 +124,7 @@ def build_summary(
         problem=prepared.problem.describe(),
         network={key: value for key, value in prepared.network.describe().items() if key != "edges"},
         started=progress.started, ended=datetime.now(UTC).isoformat(timespec="seconds"), version=find_version(),
-        changes=list(changes),
+        changes=list(changes), sealed=status != "failed",
     )
 
 

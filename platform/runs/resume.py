@@ -5,6 +5,7 @@ evaluations up to it still recorded. Then the rest of the run is bit-identical t
 `allow_changed_code` waives code and environment; what has changed is recorded as an event.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,16 +159,11 @@ def find_start_point(
     """
     owner = source or folder
     checkpoints = Checkpoints(owner.checkpoints, experiment.trajectory_key, allow_other=allow_changed_code)
-    checkpoint, refused = checkpoints.load_latest(), checkpoints.refused
-    if checkpoint is not None and checkpoint.run.get("data") != data:
-        raise report_other_data(owner)
-    if checkpoint is not None and (reason := missing_records(owner, checkpoint)):
-        refused.append(f"round {checkpoint.round}: {reason}")
-        checkpoint = None
+    checkpoint, refused = _find_checkpoint(checkpoints, owner, data), checkpoints.refused
     notices = [f"skipped a checkpoint: {reason}" for reason in refused]
     if checkpoint is None:
         if source is not None:
-            raise InputError(": ".join([f"--from: {owner} has no checkpoint to resume from", *refused[-1:]]))
+            raise InputError(": ".join([f"--from: {owner} has no checkpoint to resume from", *refused[:1]]))
         return StartPoint(notices=tuple(notices))
     changes: dict[str, dict[str, str]] = {}
     if checkpoint.trajectory != experiment.trajectory_key:
@@ -186,6 +182,43 @@ def find_start_point(
     return StartPoint(checkpoint, source, changes, tuple(notices))
 
 
+def _find_checkpoint(checkpoints: Checkpoints, owner: RunFolder, data: str | None) -> Checkpoint | None:
+    """Return the newest checkpoint whose evaluations are still recorded; later ones are replayed.
+
+    If there is none because of a damaged line, raise an error that names the line.
+    """
+    has_records = True
+    for checkpoint in checkpoints.load_each():
+        if checkpoint.run.get("data") != data:
+            raise report_other_data(owner)
+        if not (reason := missing_records(owner, checkpoint)):
+            return checkpoint
+        checkpoints.refused.append(f"round {checkpoint.round}: {reason}")
+        has_records = False
+    for path in () if has_records else (owner.metrics, owner.nodes):
+        for _ in iterate_metrics(path):
+            pass                        # raises an error at a damaged line
+    return None
+
+
+def check_environments(ended: Iterable[RunFolder], allow_changed_code: bool) -> tuple[str, ...]:
+    """Refuse to add runs of this environment to runs that ended in another one; return the changes to record.
+
+    A table of both would compare environments, not algorithms. Older versions recorded none: nothing is known then.
+    """
+    current = collect_environment()
+    for folder in ended:
+        starts = [event for event in read_events(folder.events) if event.kind == "started" and event.environment]
+        differences = describe_differences(starts[-1].environment, current) if starts else ""
+        if differences and not allow_changed_code:
+            raise InputError(
+                f"environment: {folder} ended with another one: {differences}; choose another --out, "
+                f"or keep its results with --allow-changed-code")
+        if differences:
+            return ("environment_changed",)
+    return ()
+
+
 def report_other_data(folder: RunFolder) -> InputError:
     """Return the error for a run on other data; where data are stored is no part of the run key."""
     return InputError(f"data_dir: {folder} holds a run on other data; give the same data, or another --out")
@@ -195,15 +228,10 @@ def missing_records(folder: RunFolder, checkpoint: Checkpoint) -> str | None:
     """Return what is wrong with the evaluations up to a checkpoint: resuming without them would lose them for good."""
     position = Position.parse(checkpoint.run)
     if position is None:
-        is_same = checkpoint.run.get("records") == folder.digest_up_to(checkpoint.round)
+        is_same = checkpoint.run.get("records") == folder.digest_up_to(checkpoint.round)     # raises at a damaged line
     else:
         is_same = folder.has_position(position)
-    if is_same:
-        return None
-    for path in (folder.metrics, folder.nodes):
-        for _ in iterate_metrics(path):
-            pass                        # a damaged line is an error that names it
-    return "metrics.jsonl or nodes.jsonl has changed since it was saved"
+    return None if is_same else "metrics.jsonl or nodes.jsonl has changed since it was saved"
 
 
 def _check_graph(folder: RunFolder, network: Network) -> None:
@@ -227,6 +255,7 @@ def prepare_folder(
     if checkpoint is None or source is not None:
         folder.clear()
     folder.summary.unlink(missing_ok=True)
+    folder.manifest.unlink(missing_ok=True)      # second: it can restore the summary
     folder.write_network(network.describe())
     if checkpoint is not None and source is not None:
         folder.log_event(

@@ -6,6 +6,7 @@ Everything that looks at runs later (tables, figures, reports, MLflow) reads the
     metrics.jsonl, nodes.jsonl          a line per evaluation: of the whole network, and of each node
     events.jsonl                        starts, recoveries, the end; never rolled back
     state.safetensors, summary.json     the final state, and how the run ended
+    manifest.json                       sizes and checksums of all of these (`seal.py`)
     checkpoints/                        states to resume from (`checkpoints.py`)
 
 The folder of a comparison or a sweep has a group.json, which names the run folders below it. `schema.py` defines the
@@ -18,7 +19,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ from dbo.platform.runs.atomic_io import (
 )
 from dbo.platform.runs.remote import RemoteFolder
 from dbo.platform.runs.safetensors_io import serialize
-from dbo.platform.runs.schema import COLUMNS, Event, Group, Record, RecordedNetwork, Summary
+from dbo.platform.runs.schema import COLUMNS, Event, FileDigest, Group, Manifest, Record, RecordedNetwork, Summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,11 +84,13 @@ class RunFolder:
         self.experiment, self.metrics = path / "experiment.yaml", path / "metrics.jsonl"
         self.nodes, self.events, self.network = path / "nodes.jsonl", path / "events.jsonl", path / "network.json"
         self.state, self.summary = path / "state.safetensors", path / "summary.json"
+        self.manifest = path / "manifest.json"
         self.checkpoints = path / "checkpoints"
         self._lock: IO[bytes] | None = None
         self._created = False
         self._open: dict[Path, IO[str]] = {}
         self._counted = self._new_counts()
+        self._written: dict[str, FileDigest] = {}       # whole files that this process wrote
 
     def __str__(self) -> str:
         """Return its place as the user named it."""
@@ -101,9 +104,10 @@ class RunFolder:
 
         The key is never computed from the experiment: that would execute the plugins of a foreign folder.
         """
-        if self.summary.exists():
-            summary = find_summary(self.path)
-            return summary.run_key or None if summary else None
+        if (summary := find_summary(self.path)) is not None:
+            return summary.run_key or None
+        if (manifest := find_manifest(self.path)) is not None:      # the summary is damaged or missing
+            return manifest.run_key or None
         return next((event.run_key for event in reversed(read_events(self.events)) if event.run_key), None)
 
     # ---- one process at a time ---------------------------------------------------------------------------------------
@@ -143,10 +147,14 @@ class RunFolder:
             self.checkpoints.rmdir()       # keeps files of others in it
         for file in self._list_files():
             file.unlink(missing_ok=True)
-        self._counted = self._new_counts()
+        self._counted, self._written = self._new_counts(), {}
 
     def _list_files(self) -> tuple[Path, ...]:
-        return self.summary, self.state, self.nodes, self.metrics, self.events, self.experiment, self.network
+        # In the order of removal: the summary claims that the run has ended, and can be restored from the manifest.
+        return (
+            self.summary, self.manifest, self.state, self.nodes, self.metrics, self.events, self.experiment,
+            self.network,
+        )
 
     # ---- lines -------------------------------------------------------------------------------------------------------
 
@@ -254,16 +262,26 @@ class RunFolder:
             self._remote.push()
 
     def write_experiment(self, experiment: Mapping[str, Any]) -> None:
-        write_atomically(self.experiment, schema.serialize_experiment(experiment), "the experiment")
+        self._write(self.experiment, schema.serialize_experiment(experiment), "the experiment")
 
     def write_network(self, network: Mapping[str, Any]) -> None:
-        write_atomically(self.network, schema.serialize_network(network), "the graph")
+        self._write(self.network, schema.serialize_network(network), "the graph")
 
     def write_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        write_atomically(self.state, serialize(state), "the final state")
+        self._write(self.state, serialize(state), "the final state")
 
     def write_summary(self, summary: Summary) -> None:
-        write_atomically(self.summary, schema.serialize_summary(summary), "the summary")
+        self._write(self.summary, schema.serialize_summary(summary), "the summary")
+
+    def _write(self, path: Path, data: str | Iterable[bytes | memoryview], what: str) -> None:
+        count = _Count()
+        write_atomically(path, count.pass_on([data.encode()] if isinstance(data, str) else data), what)
+        self._written[path.name] = count.to_digest()
+
+    def list_written(self) -> dict[str, FileDigest]:
+        """Return what this process has written: whole files, and all evaluations. Nothing is read back."""
+        lines = {path.name: count.to_digest() for path, count in self._counted.items() if path.exists()}
+        return self._written | lines
 
 
 class _Count:
@@ -272,12 +290,20 @@ class _Count:
     def __init__(self) -> None:
         self.size, self._digest = 0, hashlib.sha256()
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         self.size += len(data)
         self._digest.update(data)
 
+    def pass_on(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for piece in pieces:
+            self.update(piece)
+            yield piece
+
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
+
+    def to_digest(self) -> FileDigest:
+        return FileDigest(self.size, self.hexdigest())
 
 
 def _find_position(counted: "Mapping[Path, _Count]") -> Position:
@@ -400,6 +426,19 @@ def find_summary(folder: Path) -> Summary | None:
     """Read summary.json; None also if it is damaged."""
     try:
         return read_summary(folder)
+    except InputError:
+        return None
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Read manifest.json; None if the run is not sealed."""
+    return _read_file(RunFolder(folder).manifest, schema.parse_manifest)
+
+
+def find_manifest(folder: Path) -> Manifest | None:
+    """Read manifest.json; None also if it is damaged."""
+    try:
+        return read_manifest(folder)
     except InputError:
         return None
 

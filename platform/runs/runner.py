@@ -1,13 +1,14 @@
 """Run an experiment: prepare, start the engine, train, and record how it ended."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.plugins import ship
 from dbo.platform.engine.base import Engine, RunSpec
@@ -17,6 +18,7 @@ from dbo.platform.engine.shard_wrappers import CountingShard, pool_nodes
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import single_node
 from dbo.platform.runs.checkpoints import Checkpoints
+from dbo.platform.runs.driver_guard import guard_driver
 from dbo.platform.runs.preparation import Prepared, default_folder, local_folder, prepare
 from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.provenance import collect_environment, collect_provenance
@@ -33,7 +35,9 @@ from dbo.platform.runs.resume import (
     read_status,
     report_other_data,
 )
-from dbo.platform.runs.run_folder import RunFolder, read_end, read_events, read_summary
+from dbo.platform.runs.run_folder import RunFolder, find_manifest, read_end, read_events, read_summary
+from dbo.platform.runs.schema import Manifest
+from dbo.platform.runs.seal import Damage, check_run, is_repairable, restore_copies, seal_run
 from dbo.platform.runs.training import TrainingLoop
 from dbo.version import find_version
 
@@ -69,7 +73,8 @@ def run(
             remote.pull()
         resume = resume or start_from is not None
         check_folder(folder, experiment, resume, can_extend=remote is None, allow_changed_code=allow_changed_code)
-        if resume and read_status(folder) in ("finished", "diverged"):      # which it would again
+        damage = _find_damage(folder, callback) if resume else ()
+        if resume and not damage and read_status(folder) in ("finished", "diverged"):      # which it would again
             return _return_recorded(folder, experiment, prepared, callback)
         checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key, allow_other=allow_changed_code)
         source = None
@@ -79,12 +84,38 @@ def run(
         if resume:
             start = find_start_point(
                 folder, experiment, prepared.network, prepared.data_digest, source, allow_changed_code)
+            if damage and start.checkpoint is None:
+                raise InputError(
+                    f"{folder}: {'; '.join(map(str, damage))}; no checkpoint from before the damage is left: "
+                    f"run it again without --resume, or into another folder")
+        sealed = find_manifest(folder.path) if damage else None
         result = _Execution(experiment, prepared, folder, checkpoints, callback, resume, start).run()
+        if sealed and not _has_same_state(folder, sealed):
+            callback.on_notice("the repaired final state differs from the sealed one: has the machine changed?")
         if result.metrics.exists() and result.metrics.stat().st_size <= _MAX_LOADED:
             _ = result.history           # callers may remove the folder of a short run before they use it
         return result
     finally:
         folder.release()
+
+
+def _find_damage(folder: RunFolder, callback: RunCallback) -> tuple[Damage, ...]:
+    """Return what is damaged in a run that has ended, after small files were restored from the manifest."""
+    if restored := restore_copies(folder):
+        callback.on_notice(f"restored from manifest.json: {', '.join(restored)}")
+    if read_status(folder) not in ("finished", "diverged"):
+        return ()
+    damage = check_run(folder.path).damage
+    repairable = tuple(found for found in damage if is_repairable(folder, found))
+    if damage:
+        action = "repairing the run from its newest intact checkpoint" if repairable else "it cannot be repaired"
+        callback.on_notice(f"damaged: {'; '.join(map(str, damage))}; {action}")
+    return repairable
+
+
+def _has_same_state(folder: RunFolder, sealed: Manifest) -> bool:
+    repaired = find_manifest(folder.path)
+    return repaired is not None and repaired.files.get(folder.state.name) == sealed.files.get(folder.state.name)
 
 
 def _return_recorded(folder: RunFolder, experiment: Experiment, prepared: Prepared, callback: RunCallback) -> Result:
@@ -93,7 +124,8 @@ def _return_recorded(folder: RunFolder, experiment: Experiment, prepared: Prepar
     if summary is None or summary.data_digest != prepared.data_digest:
         raise report_other_data(folder)
     last = Checkpoints(folder.checkpoints, experiment.trajectory_key, allow_other=True).load_latest(with_blocks=False)
-    if last is not None and last.round == summary.rounds and (reason := missing_records(folder, last)):
+    is_last = last is not None and last.round == summary.rounds and not summary.sealed
+    if last is not None and is_last and (reason := missing_records(folder, last)):
         raise InputError(f"{folder}: {reason}; run it again without --resume, or into another folder")
     status: Status = "diverged" if summary.status == "diverged" else "finished"
     callback.on_notice(f"{experiment.algorithm['name']}: already {status}, nothing to do")
@@ -154,8 +186,10 @@ class _Execution:
             raise
         loop = TrainingLoop(
             self.experiment, problem, engine, self.folder, self.checkpoints, progress, self.callback)
+        on_ray = isinstance(parts.engine, RaySettings)
         try:
-            return self._train(loop)
+            with guard_driver(self.folder.path) if on_ray else nullcontext():
+                return self._train(loop)
         finally:
             engine.close()
 
@@ -208,7 +242,11 @@ class _Execution:
         self.folder.sync()
         if status == "finished":
             self.folder.write_state(state or {})
-        self.folder.write_summary(summary)
+        if status == "failed":
+            self.folder.manifest.unlink(missing_ok=True)        # the disk may have been full after it was written
+            self.folder.write_summary(summary)
+        else:
+            seal_run(self.folder, summary)
         self.folder.log_event("ended", status=status, **({"error": error} if error else {}))
         self.folder.publish()
         result = Result(

@@ -4,6 +4,7 @@
     events.jsonl                    `Event`: starts, recoveries, the end
     summary.json                    `Summary`: how the run ended
     network.json                    `RecordedNetwork`: the graph
+    manifest.json                   `Manifest`: the seal of a run that has ended
     group.json                      `Group`: the runs of a comparison or a sweep
     experiment.yaml                 the resolved experiment, as plain data
 
@@ -12,6 +13,7 @@ that into an error that names the file. Keys that a file does not have get defau
 readable. Importing this module loads neither pandas nor an engine.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dbo.platform.config import yaml_io
-from dbo.platform.config.redact import redact_all
+from dbo.platform.config.redact import hide_tracking_path, redact_all
 from dbo.platform.errors import InputError
 
 Record = dict[str, Any]         # one line of metrics.jsonl or nodes.jsonl; the keys of the former are in METRICS
@@ -225,6 +227,7 @@ class Summary:
     version: str | None = None
     error: str | None = None
     changes: list[str] = field(default_factory=list)     # code_changed, environment_changed: resumed in spite of them
+    sealed: bool = False                                 # a manifest.json belongs to it
 
     @property
     def data_digest(self) -> str | None:
@@ -234,9 +237,9 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of summary.json, without credentials."""
         data = asdict(self)
-        error, changes = data.pop("error"), data.pop("changes")
+        error, changes, sealed = data.pop("error"), data.pop("changes"), data.pop("sealed")
         ordered = {"status": data.pop("status"), **({"error": error} if error else {}), **data}
-        ordered |= {"changes": changes} if changes else {}
+        ordered |= ({"changes": changes} if changes else {}) | ({"sealed": True} if sealed else {})
         plain: dict[str, Any] = redact_all({key: value for key, value in ordered.items() if value is not None})
         return plain
 
@@ -255,12 +258,68 @@ def parse_summary(text: str | bytes) -> Summary:
         started=_text(data.get("started")) or None, ended=_text(data.get("ended")) or None,
         version=_text(data.get("version")) or None, error=_text(data.get("error")) or None,
         changes=[kind for kind in _sequence(data.get("changes")) if isinstance(kind, str)],
+        sealed=data.get("sealed") is True,
     )
 
 
 def serialize_summary(summary: Summary) -> str:
     """Return the text of summary.json; a number that is not finite raises ValueError."""
     return json.dumps(summary.to_dict(), indent=2, allow_nan=False) + "\n"
+
+
+# ---- manifest.json ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Size in bytes and SHA-256 of a file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The seal of a run that has ended: what its final files hold, and the text of those that cannot be computed."""
+
+    run_key: str
+    status: str
+    files: dict[str, FileDigest]
+    copies: dict[str, str] = field(default_factory=dict)        # file name → text
+
+
+_MANIFEST_FORMAT = 1
+
+
+def parse_manifest(text: str | bytes) -> Manifest:
+    """Parse manifest.json; one that does not match its own checksum raises ValueError."""
+    data = parse_object(text)
+    digest = data.pop("sha256", None)
+    if data.get("format") != _MANIFEST_FORMAT:
+        raise ValueError(f"format {str(data.get('format'))[:20]!r} is unknown, this version reads {_MANIFEST_FORMAT}")
+    if digest != _hash_object(data):
+        raise ValueError("it does not match its own checksum")
+    return Manifest(
+        _text(data.get("run_key")), _text(data.get("status")),
+        {name: FileDigest(_whole(entry.get("size")) or 0, _text(entry.get("sha256")))
+         for name, entry in _mapping(data.get("files")).items() if isinstance(entry, dict) and _is_file_name(name)},
+        {name: text for name, text in _mapping(data.get("copies")).items() if isinstance(text, str)},
+    )
+
+
+def serialize_manifest(manifest: Manifest) -> str:
+    """Return the text of manifest.json, with its own checksum."""
+    data = {"format": _MANIFEST_FORMAT, **asdict(manifest)}
+    return json.dumps({**data, "sha256": _hash_object(data)}, indent=1) + "\n"
+
+
+def _hash_object(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _is_file_name(name: str) -> bool:
+    """Decide whether a name stays in its folder: a foreign manifest must not make us read other files."""
+    return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
 
 
 # ---- group.json ------------------------------------------------------------------------------------------------------
@@ -284,13 +343,14 @@ class Group:
     goal: str | None = None
     claim: str | None = None                    # what it is to show
     tracking: dict[str, Any] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()               # environment_changed: finished runs of another one were kept
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of group.json, without credentials. The tracking URI is kept: it holds none."""
-        data = asdict(self) | {"members": list(self.members)}
+        """Return the content of group.json, without credentials."""
+        data = asdict(self) | {"members": list(self.members), "changes": list(self.changes) or None}
         tracking = data.pop("tracking")
         plain: dict[str, Any] = redact_all({key: value for key, value in data.items() if value is not None})
-        return plain | {"tracking": tracking}
+        return plain | {"tracking": hide_tracking_path(tracking)}
 
 
 def parse_group(text: str | bytes, tolerant: bool = False) -> Group:
@@ -309,6 +369,7 @@ def parse_group(text: str | bytes, tolerant: bool = False) -> Group:
         target=_text(data.get("target")), members=tuple(names), axes=lists, mode=_text(data.get("mode")) or None,
         metric=_text(data.get("metric")) or None, goal=_text(data.get("goal")) or None,
         claim=_text(data.get("claim")) or None, tracking=_mapping(data.get("tracking")),
+        changes=tuple(kind for kind in _sequence(data.get("changes")) if isinstance(kind, str)),
     )
 
 
@@ -364,7 +425,9 @@ def parse_experiment(text: str, where: str) -> dict[str, Any]:
 
 def serialize_experiment(experiment: Mapping[str, Any]) -> str:
     """Return the text of experiment.yaml, without credentials."""
-    return yaml_io.dump(redact_all(experiment))
+    tracking = experiment.get("tracking")
+    hidden = {"tracking": hide_tracking_path(tracking)} if isinstance(tracking, Mapping) else {}
+    return yaml_io.dump(redact_all({**experiment, **hidden}))
 
 
 def section(experiment: Mapping[str, Any], key: str) -> dict[str, Any]:

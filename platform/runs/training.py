@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.base import Engine
 from dbo.platform.engine.evaluation import evaluate, first_nonfinite_metric
-from dbo.platform.errors import BlocksLost, RunError
+from dbo.platform.errors import BlocksLost, InputError, RunError
 from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
 from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.recovery import Fail, decide
@@ -132,6 +132,11 @@ class TrainingLoop:
                 break
             except BlocksLost as again:
                 error = again
+            except (RunError, InputError, OSError):
+                raise
+            except Exception as problem:        # of Ray itself: its cluster is gone, say
+                line = str(problem).strip().partition("\n")[0]
+                raise RunError(f"{error}; they cannot be replaced: {type(problem).__name__}: {line}") from problem
         done = self._restore_progress(checkpoint)
         recovery = Recovery(
             after_round, recovery.blocks, recovery.reason, resumed_after=done, seconds=time.perf_counter() - start)

@@ -194,6 +194,8 @@ def build_group_ending(group: Group) -> Ending | None:
     if group.status in ("running", ""):
         return None
     tags = {"dbo.status": group.status, "dbo.axes": _format_axes(group)}
+    if group.changes:
+        tags["dbo.changes"] = ", ".join(group.changes)
     return Ending("FINISHED" if group.status == "finished" else "FAILED", tags)
 
 

@@ -19,6 +19,7 @@ from dbo.platform.runs.run_folder import (
     read_group,
 )
 from dbo.platform.runs.schema import section
+from dbo.platform.runs.seal import require_intact
 from dbo.platform.tracking import reader
 from dbo.platform.tracking.client import CLOCK, Store, mlflow_environment
 from dbo.platform.tracking.reader import Ending, Facts
@@ -30,6 +31,7 @@ def sync_folder(folder: Path, uri: str | None, experiment: str | None, log: Call
     """Send the runs of one folder to MLflow, and log how many points were new."""
     root = find_root(folder)
     store = resolve_destination(root, uri)
+    require_intact([root / member for member in read_group(root).members] if has_group(root) else [root])
     writer = Writer(root, Store(store, experiment or str(read_tracking(root).get("experiment") or "dbo")))
     os.environ.update(mlflow_environment(store))
     try:

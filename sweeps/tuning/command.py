@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dbo.platform.config import yaml_io
+from dbo.platform.config.terminal import escape_control
 from dbo.platform.errors import InputError
 from dbo.platform.runs.atomic_io import write_atomically
 from dbo.sweeps.tuning.plan import StepSizes, StepSizeSearch, TuningPlan, list_searches, read_plan
@@ -62,12 +63,13 @@ def main(
                 progress.advance(bar)
                 if result is not None:
                     progress.remove_task(bar)
-                    console.print(format_result(result), highlight=False, soft_wrap=True)
+                    console.print(escape_control(format_result(result)), highlight=False, markup=False, soft_wrap=True)
                     if write:
                         write_preset(result)
     if write:
         write_page(replay_log(plan, log), PAGE)
-    console.print(f"{runner.ran} trials run; log: {log}", highlight=False, soft_wrap=True)
+    ended = escape_control(f"{runner.ran} trials run; log: {log}")
+    console.print(ended, highlight=False, markup=False, soft_wrap=True)
 
 
 def _split_names(text: str) -> list[str]:

@@ -68,7 +68,8 @@ def test_incomplete_and_failed_runs_are_reported(recorded: Path, copy: Copy, tmp
     single = copy("quadratic")
     for name in ("metrics.jsonl", "nodes.jsonl"):
         (single / name).write_text((single / name).read_text().splitlines(keepends=True)[0])
-    (single / "summary.json").unlink()
+    for name in ("summary.json", "manifest.json"):
+        (single / name).unlink()
     html = write_page(tmp_path, recorded / "diverged", single)
     for text in ("1 run diverged", "1 run was interrupted", "one evaluation only", "0 of 8", "is not finite"):
         assert text in html

@@ -16,7 +16,7 @@ import pytest
 from tests.faults import abuse
 
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.config.redact import redact
+from dbo.platform.config.redact import redact, redact_url
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.network import packet as wire
 from dbo.platform.runs.remote import RemoteFolder
@@ -126,11 +126,16 @@ def test_a_planted_offence_is_found(tmp_path: Path, line: str) -> None:
     ("s3://me:hunter2@host/a", "s3://***@host/a"), ("http://hunter2@h:1", "http://***@h:1"),
     ("https://h/a?X-Amz-Signature=hunter2&b=1", "https://h/a?X-Amz-Signature=***&b=1"),
     ("x https://h/?token=hunter2 y", "x https://h/?token=*** y"), ("ftp://me:hunt@er2@host", "ftp://***@host"),
-    ("postgresql://h/d?user=me&password=hunter2&b=1", "postgresql://h/d?user=me&password=***&b=1"),
+    ("postgresql://h/d?user=me&password=hunter2&b=1", "postgresql://h/d?user=***&password=***&b=1"),
     ("'s3://h/a?api_key=hunter2'", "'s3://h/a?api_key=***'"), ("https://h/#access_token=hunter2", "https://h/#access_token=***"),
     ("http://h/?client%5Fsecret=hunter2", "http://h/?client%5Fsecret=***"), ("http://h/?pass=hunter2;a=1", "http://h/?pass=***;a=1"),
     ("http://h/?pass%77ord=hunter2", "http://h/?pass%77ord=***"), ("http://h/?viewStateShareKey=1", "http://h/?viewStateShareKey=1"),
-    ("http://h/?round=3&metric=test_loss", "http://h/?round=3&metric=test_loss"),
+    ("http://h/?round=3&sslmode=require", "http://h/?round=3&sslmode=require"),
+    ("https://h/a?hunter2", "https://h/a?***"), ("https://h/a?x=hunter2", "https://h/a?x=***"),
+    ("https://h/services/T0/hunter2hunter2hunter2/x", "https://h/services/T0/***/x"),
+    ("s3://bucket/0123456789abcdef0123456789", "s3://bucket/0123456789abcdef0123456789"),
+    ("sqlite:////tmp/0123456789abcdef0123456789/m.db", "sqlite:////tmp/0123456789abcdef0123456789/m.db"),
+    ("see https://docs.ray.io/en/latest/cluster.html", "see https://docs.ray.io/en/latest/cluster.html"),
     ("a=b c@d e://f", "a=b c@d e://f"), ("mail me@there.org", "mail me@there.org"),
 ])
 def test_credentials_are_redacted(text: str, shown: str) -> None:
@@ -233,3 +238,29 @@ def test_no_dependency_has_a_known_vulnerability() -> None:
         capture_output=True, text=True, timeout=300, check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize(("url", "shown"), [
+    ("https://h:1/hunter2/mlflow", "https://h:1/***"), ("ftp://me:word@h/hunter2", "ftp://***@h/***"),
+    ("https://h", "https://h"), ("s3://bucket/run", "s3://bucket/run"), ("postgresql://h/name", "postgresql://h/name"),
+])
+def test_the_path_of_a_web_address_is_not_recorded(url: str, shown: str) -> None:
+    """Nobody can tell a secret path from another one; names of files, objects and data bases are kept."""
+    assert redact_url(url) == shown
+
+
+def test_the_path_of_a_tracking_server_is_in_no_file(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    """experiment.yaml names the host only; a run from that file, or dbo sync, asks for the whole URI."""
+    run(tiny(tracking={"uri": "http://127.0.0.1:1/hunter2"}), tmp_path / "r")
+    texts = [path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()]
+    assert not any(b"hunter2" in text for text in texts)
+    with pytest.raises(InputError, match=r"tracking\.uri: http://127\.0\.0\.1:1/\*\*\* lacks the server's path"):
+        Experiment.read(tmp_path / "r" / "experiment.yaml")
+
+
+@pytest.mark.parametrize("uri", ["https://h?hunter2", "https://h/?x=hunter2", "postgresql://h/n?x=hunter2"])
+def test_a_tracking_uri_with_an_unknown_parameter_is_refused(tiny: Callable[..., Experiment], uri: str) -> None:
+    """It would be recorded. Control: a parameter that is known to be harmless is accepted."""
+    with pytest.raises(InputError, match="a name, password or token in the URI is not allowed"):
+        tiny(tracking={"uri": uri})
+    tiny(tracking={"uri": "postgresql://h/n?sslmode=require"})

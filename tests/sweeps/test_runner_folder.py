@@ -88,3 +88,35 @@ def test_a_dry_run_writes_nothing(sweep_file: SweepFile, dbo: Command, tmp_path:
     assert "to run" in done.out
     assert "4 cells; about" in done.out
     assert not (tmp_path / "out").exists()
+
+
+def test_complete_cells_of_another_environment_are_refused(sweep_file: SweepFile, tmp_path: Path) -> None:
+    """While cells are left; kept on request, which group.json records. Control: cells of this one are accepted."""
+    grid = runner.build_grid(plan.read_sweep(sweep_file()))
+    folder = runner.SweepFolder(tmp_path / "out", grid, "dbo sweep")
+    first = grid.cells[0]
+    run(first.experiment, first.folder(folder.path))
+    progress = runner.SweepProgress(folder, None)
+    assert (len(progress.done), progress.left > 0) == (1, True)
+    runner.check_cells(folder, progress, allow_changed_code=False)
+    assert folder.changes == ()
+    events = first.folder(folder.path) / "events.jsonl"
+    events.write_text(events.read_text().replace('"numpy": "', '"numpy": "0.'))
+    with pytest.raises(InputError, match=r"environment: .* ended with another one: numpy 0\."):
+        runner.check_cells(folder, progress, allow_changed_code=False)
+    runner.check_cells(folder, progress, allow_changed_code=True)
+    with folder:
+        pass
+    assert json.loads((folder.path / "group.json").read_text())["changes"] == ["environment_changed"]
+
+
+def test_a_damaged_cell_is_not_complete(sweep_file: SweepFile, tmp_path: Path) -> None:
+    """It is resumed, which repairs it."""
+    grid = runner.build_grid(plan.read_sweep(sweep_file()))
+    cell = grid.cells[0]
+    run(cell.experiment, cell.folder(tmp_path))
+    assert cell.read_summary(tmp_path) is not None
+    (cell.folder(tmp_path) / "state.safetensors").unlink()
+    assert cell.read_summary(tmp_path) is None
+    run(cell.experiment, cell.folder(tmp_path), resume=True)
+    assert cell.read_summary(tmp_path) is not None

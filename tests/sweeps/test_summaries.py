@@ -28,6 +28,7 @@ def write_cell(cell: SweepCell, out: Path, accuracies: list[float], status: str 
     folder.mkdir(parents=True)
     lines = (json.dumps(record(n, a)) + "\n" for n, a in enumerate(accuracies))
     (folder / "metrics.jsonl").write_text("".join(lines))
+    (folder / "state.safetensors").touch()
     (folder / "summary.json").write_text(json.dumps({"status": status, "run_key": cell.experiment.run_key}))
 
 

@@ -125,6 +125,41 @@ def test_a_failed_job_fails_here(head: Head, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "fetched" / "summary.json").read_bytes())["status"] == "diverged"
 
 
+def find_driver(command: str) -> int | None:
+    """Return the process whose arguments end like this."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            if "-m dbo.platform.cli run " in text and text.endswith(command):
+                return int(entry.parent.name)
+    return None
+
+
+def test_a_job_with_retries_survives_the_death_of_its_driver(head: Head, tmp_path: Path) -> None:
+    """The driver is killed on the cluster: it is restarted there, resumes, and the job succeeds."""
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    command = [
+        BIN / "dbo", "submit", "e.yaml", "rounds=400", "--address", head.address, "--storage", tmp_path / "store",
+        "--out", "fetched", "--retries", "2",
+    ]
+    with subprocess.Popen(
+        [str(word) for word in command], env=head.environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    ) as client:
+        deadline, driver = time.monotonic() + 120, None
+        while driver is None:
+            assert time.monotonic() < deadline
+            assert client.poll() is None
+            time.sleep(0.05)
+            found = [path for path in tmp_path.glob("store/*/metrics.jsonl") if path.read_bytes().count(b"\n") > 20]
+            driver = find_driver(f"--out {found[0].parent}") if found else None
+        os.kill(driver, signal.SIGKILL)
+        printed, _ = client.communicate(timeout=240)
+    assert client.returncode == 0, printed
+    assert "supervise: run was killed by SIGKILL; restart 1 of 2" in printed
+    run = read_run(tmp_path / "fetched")
+    assert (run.summary["status"], list(run.history["round"])) == ("finished", list(range(401)))
+
+
 @pytest.mark.slow
 def test_a_sweep_is_a_job(head: Head, tmp_path: Path) -> None:
     """It runs on the cluster, its folder is fetched; submitted again, no cell runs again."""

@@ -61,7 +61,7 @@ def test_every_metric_is_documented() -> None:
     for name in METRICS:
         assert f"`{name}`" in page, name
     files = [path.name for path in vars(RunFolder(Path("folder"))).values() if isinstance(path, Path)]
-    assert len(files) == 9
+    assert len(files) == 10
     assert all(name in page for name in files)
 
 

@@ -92,8 +92,8 @@ def test_folder_holds_exactly_the_public_files(tiny: Tiny, tmp_path: Path) -> No
     """The documented files and nothing else, hidden or not."""
     run(tiny(), tmp_path / "r")
     expected = [
-        "checkpoints", "events.jsonl", "experiment.yaml", "metrics.jsonl", "network.json", "nodes.jsonl",
-        "state.safetensors", "summary.json",
+        "checkpoints", "events.jsonl", "experiment.yaml", "manifest.json", "metrics.jsonl", "network.json",
+        "nodes.jsonl", "state.safetensors", "summary.json",
     ]
     assert sorted(os.listdir(tmp_path / "r")) == expected
 
@@ -315,8 +315,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     assert killed
     assert_same_run(tmp_path / "calm", tmp_path / "r")
     expected = [
-        "checkpoints", "events.jsonl", "experiment.yaml", "metrics.jsonl", "network.json", "nodes.jsonl",
-        "state.safetensors", "summary.json",
+        "checkpoints", "events.jsonl", "experiment.yaml", "manifest.json", "metrics.jsonl", "network.json",
+        "nodes.jsonl", "state.safetensors", "summary.json",
     ]
     assert sorted(os.listdir(tmp_path / "r")) == expected
 

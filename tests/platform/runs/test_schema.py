@@ -49,9 +49,10 @@ def test_importing_the_schema_is_cheap() -> None:
         assert done.stdout == "[]\n", module
 
 
-FILES = {"summary.json", "group.json", "metrics.jsonl", "nodes.jsonl", "events.jsonl", "network.json"}
+FILES = {"summary.json", "manifest.json", "group.json", "metrics.jsonl", "nodes.jsonl", "events.jsonl", "network.json"}
 OWNERS = {
     "platform/runs/run_folder.py",
+    "platform/runs/checkpoints.py",             # a checkpoint has a manifest of its own
     "platform/runs/remote.py",                  # the order of uploads
     "platform/config/tracking_uri.py",          # whether there is a group; config cannot import runs
     "platform/tracking/process.py",             # whether there is a group, before the slow imports
