@@ -1,6 +1,6 @@
 """Define what a run needs of an engine, and the helpers that all engines share."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
@@ -16,6 +16,11 @@ from dbo.tasks.api import Problem
 
 Blocks: TypeAlias = Sequence[Sequence[int]]      # the nodes of each block
 Record: TypeAlias = dict[str, Any]               # the metrics of one evaluation, ready for JSON
+Notify: TypeAlias = Callable[[str], None]        # shows the user a line, such as what the program waits for
+
+
+def show_nothing(text: str) -> None:
+    """Notify nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class RunSpec:
     network: Network
     experiment: dict[str, Any]          # resolved; Ray actors build the algorithm and its configuration from it
     blocks: Blocks | None = None        # the packing of the run that is resumed; None: the engine chooses one
+    notify: Notify = show_nothing
 
 
 def gather_rows(blocks: Blocks, parts: Iterable[Array]) -> Array:

@@ -140,6 +140,7 @@ class _Execution:
         spec = RunSpec(
             parts.algorithm, parts.config, problem, graph, self.experiment.to_dict(),
             blocks=self.start.checkpoint.run.get("blocks") if self.start.checkpoint else None,
+            notify=self.callback.on_notice,
         )
         try:
             engine = self._start_engine(spec)
