@@ -65,6 +65,7 @@ def run(
     folder.acquire()
     try:
         if remote:
+            remote.acquire(callback.on_notice)
             remote.pull()
         resume = resume or start_from is not None
         check_folder(folder, experiment, resume, can_extend=remote is None, allow_changed_code=allow_changed_code)
@@ -83,6 +84,8 @@ def run(
             _ = result.history           # callers may remove the folder of a short run before they use it
         return result
     finally:
+        if remote:
+            remote.release()
         folder.release()
 
 
@@ -110,10 +113,12 @@ def publish_additions(out: str | Path | None) -> Iterator[None]:
     folder = RunFolder(remote.local, remote)
     folder.acquire()
     try:
+        remote.acquire()
         remote.assume_pushed()
         yield
         folder.publish()
     finally:
+        remote.release()
         folder.release()
 
 
