@@ -25,6 +25,7 @@ from dbo.platform.cli.verify import verify_algorithms
 from dbo.platform.cli.watch import watch_run
 from dbo.platform.config.redact import redact
 from dbo.platform.config.terminal import escape_control
+from dbo.platform.engine.ray_session import set_exit_code
 from dbo.platform.errors import InputError, NodeFailure, RunError
 from dbo.version import find_version
 
@@ -65,6 +66,14 @@ def _options(
 
 def main() -> None:
     """Run the command in `sys.argv` and exit."""
+    try:
+        _run_command()
+    except SystemExit as end:
+        set_exit_code(end.code)
+        raise
+
+
+def _run_command() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == 130:                    # typer returns this after Ctrl-C

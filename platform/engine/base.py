@@ -1,6 +1,6 @@
 """Define what a run needs of an engine, and the helpers that all engines share."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
@@ -18,6 +18,11 @@ from dbo.tasks.api import Batches, Problem
 
 Blocks: TypeAlias = Sequence[Sequence[int]]      # the nodes of each block
 Record: TypeAlias = dict[str, Any]               # the metrics of one evaluation, ready for JSON
+Notify: TypeAlias = Callable[[str], None]        # shows the user a line, such as what the program waits for
+
+
+def show_nothing(text: str) -> None:
+    """Notify nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class RunSpec:
     batches: Batches = field(default_factory=Batches)
     schedules: Schedules = field(default_factory=Schedules)
     plugins: tuple[ShippedPlugin, ...] = ()     # that other processes run before they unpickle the problem
+    notify: Notify = show_nothing
 
 
 def gather_rows(blocks: Blocks, parts: Iterable[Array]) -> Array:

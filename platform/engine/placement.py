@@ -7,24 +7,31 @@ resources would wait for one another for ever.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from dbo.platform.config.engines import RaySettings
-from dbo.platform.engine.base import Blocks
+from dbo.platform.engine.base import Blocks, Notify, show_nothing
+from dbo.platform.engine.deadlines import call_within
+from dbo.platform.engine.wait_notices import WaitNotices
 from dbo.platform.errors import RunError
 
 Bundle: TypeAlias = dict[str, float]
+T = TypeVar("T")
 
 _idle: list["ActorGroup"] = []
 _reusing = 0                       # nested `reuse_actors` contexts
 _shared_group: Any = None          # a placement group that other code creates and removes
 
 _MIN_CPU = 0.01                    # CPUs of an actor without a reservation, so that Ray spreads actors by their number
+_RELEASE_SECONDS = 5.0             # to return resources; Ray returns those of a command that has ended in any case
+_SLICE_SECONDS = 2.0               # between two looks whether the actors are placed
 
 
 def pack_nodes(settings: RaySettings, ray: Any, nodes: int) -> Blocks:
@@ -85,7 +92,7 @@ def use_placement_group(group: Any) -> Iterator[None]:
         _shared_group = before
 
 
-def place_actors(ray: Any, settings: RaySettings, rows: Sequence[int]) -> "ActorGroup":
+def place_actors(ray: Any, settings: RaySettings, rows: Sequence[int], notify: Notify = show_nothing) -> "ActorGroup":
     """Return actors for blocks of these numbers of rows: idle ones that fit, otherwise new ones."""
     bundles = [bundle_for(settings, number) for number in rows]
     session = ray.get_runtime_context().get_job_id()
@@ -99,8 +106,9 @@ def place_actors(ray: Any, settings: RaySettings, rows: Sequence[int]) -> "Actor
         else:
             idle.release()      # idle actors hold resources that the new run may need
     if fitting is not None:
+        fitting.notify = notify
         return fitting
-    created = ActorGroup(ray, settings, bundles, session)
+    created = ActorGroup(ray, settings, bundles, session, notify)
     created.start()
     return created
 
@@ -113,6 +121,7 @@ class ActorGroup:
     settings: RaySettings
     bundles: list[Bundle]
     session: str
+    notify: Notify = show_nothing
     group: Any = None
     is_shared: bool = False        # whether the placement group belongs to other code
     actors: list[Any] = field(default_factory=list)
@@ -121,10 +130,11 @@ class ActorGroup:
         """Wait until the cluster has reserved the bundles, then start the actors."""
         try:
             self.is_shared = _shared_group is not None and _fits(self.bundles, _shared_group.bundle_specs)
-            self.group = _shared_group if self.is_shared else self.ray.util.placement_group(
-                self.bundles, strategy=self.settings.placement.upper())
-            if not self.group.wait(timeout_seconds=self.settings.placement_timeout):
-                raise RunError(self._describe_shortage())
+            timeout = self.settings.placement_timeout
+            self.group = _shared_group if self.is_shared else self._call(timeout, lambda: self.ray.util.placement_group(
+                self.bundles, strategy=self.settings.placement.upper()))
+            if not self._wait_for_bundles(timeout):
+                raise RunError(self._call(timeout, self._describe_shortage))
             self.actors = [self._create_actor(number) for number in range(len(self.bundles))]
         except BaseException:
             self.release()
@@ -132,15 +142,19 @@ class ActorGroup:
 
     def replace(self, dead: Sequence[int]) -> Sequence[int]:
         """Replace dead actors, in their bundles if those still exist; return the numbers of the new actors."""
-        for number in dead:
-            self.ray.kill(self.actors[number])
-        if dead and not self.group.wait(timeout_seconds=10):      # a machine is lost, and its bundles with it
+        self.kill(dead)
+        if dead and not self._wait_for_bundles(10):               # a machine is lost, and its bundles with it
             self.release()
             self.start()
             return range(len(self.actors))
         for number in dead:
             self.actors[number] = self._create_actor(number)
         return dead
+
+    def kill(self, numbers: Sequence[int]) -> None:
+        """End these actors; Ray fails whatever waits for their results."""
+        with suppress(TimeoutError):
+            call_within(_RELEASE_SECONDS, lambda: [self.ray.kill(self.actors[number]) for number in numbers])
 
     def retire(self) -> None:
         """Keep the actors for the next run inside `reuse_actors`; release them elsewhere."""
@@ -150,13 +164,37 @@ class ActorGroup:
             self.release()
 
     def release(self) -> None:
-        """End the actors and return their bundles to the cluster."""
-        if self.ray.is_initialized():
-            for actor in self.actors:
+        """End the actors and return their bundles to the cluster, as far as the cluster answers."""
+        actors, group, self.actors, self.group = self.actors, self.group, [], None
+
+        def end() -> None:
+            for actor in actors:
                 self.ray.kill(actor)
-            if self.group is not None and not self.is_shared:
-                self.ray.util.remove_placement_group(self.group)
-        self.actors, self.group = [], None
+            if group is not None and not self.is_shared:
+                self.ray.util.remove_placement_group(group)
+
+        if self.ray.is_initialized():
+            # What is left behind ends with this command. An error here must not hide how the run ended.
+            with suppress(Exception):
+                call_within(_RELEASE_SECONDS, end)
+
+    def _wait_for_bundles(self, seconds: float) -> bool:
+        """Wait until the cluster has reserved all bundles; return whether it has."""
+        start, notices = time.monotonic(), WaitNotices(self.notify)
+        while (left := start + seconds - time.monotonic()) > 0:
+            wait = partial(self.group.wait, timeout_seconds=min(left, _SLICE_SECONDS))
+            with suppress(TimeoutError):
+                if call_within(_SLICE_SECONDS + 5, wait):
+                    return True
+            waited = time.monotonic() - start
+            notices.report(f"waiting for the cluster to place {len(self.bundles)} actors", waited, seconds)
+        return False
+
+    def _call(self, seconds: float, call: Callable[[], T]) -> T:
+        try:
+            return call_within(seconds, call)
+        except TimeoutError as error:
+            raise RunError(f"the Ray cluster does not place the actors: {error} (engine.placement_timeout)") from None
 
     def _create_actor(self, number: int) -> Any:
         from dbo.platform.engine.ray_actor import BlockActor

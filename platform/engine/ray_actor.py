@@ -20,6 +20,7 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.plugins import ShippedPlugin, receive
 from dbo.platform.engine.block import Block, BlockView, Packets, Progress
 from dbo.platform.engine.device import numeric_context, select_device, trim_memory
+from dbo.platform.engine.heartbeat import Place
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.errors import NodeFailure
 from dbo.platform.network.topology import Network
@@ -101,6 +102,12 @@ class BlockActor:
     def ready(self) -> int:
         """Return the id of this process."""
         return os.getpid()
+
+    def locate(self) -> Place:
+        """Return the machine and the id of this process."""
+        import ray
+
+        return Place(ray.get_runtime_context().get_node_id(), os.getpid())
 
     def idle(self) -> None:
         """Release rows, state and data; the process waits for the next block."""

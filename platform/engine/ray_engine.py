@@ -4,22 +4,35 @@ A step of a block takes references to the packets that its neighbouring blocks s
 submits all steps of a round ahead and holds nothing but references, which it drops as soon as the next step is
 submitted. It learns in the first round how many steps a round has. No actor restarts automatically: it would come back
 without state, and raise nothing. The driver replaces what died, and the run rolls back.
+
+Whatever the driver waits for has a limit: `step_timeout` for work, `heartbeat_timeout` for signs of life
+(`heartbeat.py`), and a few seconds for every step of the end.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, count
-from typing import Any
+from typing import Any, TypeVar
 
 from dbo.algorithms.api import Array
 from dbo.platform.config.engines import RaySettings
 from dbo.platform.engine.base import Blocks, RunSpec, gather_rows, max_counts
 from dbo.platform.engine.block import EVALUATED, BlockView, Progress, is_round_open
+from dbo.platform.engine.deadlines import call_within
+from dbo.platform.engine.heartbeat import POLL_SECONDS, Heartbeats, Place
 from dbo.platform.engine.placement import place_actors
 from dbo.platform.engine.prometheus import RunGauges
+from dbo.platform.engine.ray_session import find_lost_process, leave_lost_cluster
 from dbo.platform.engine.state_tree import Flat, chunk_names
+from dbo.platform.engine.wait_notices import WaitNotices
 from dbo.platform.errors import BlocksLost, NodeFailure, RunError
 from dbo.platform.network.ledger import Ledger
+
+T = TypeVar("T")
+
+_CLOSE_SECONDS = 10.0          # to release the actors of a run that has ended
+_MACHINE_SECONDS = 120.0       # for Ray to decide whether a silent machine is dead
 
 
 class RayEngine:
@@ -35,10 +48,13 @@ class RayEngine:
             sorted({owner[j] for i in ids for j in spec.network.neighbours[i]} - {number})
             for number, ids in enumerate(self.blocks)
         ]
-        self._problem = ray.put(spec.problem)           # once: actors of a machine read the same memory
-        self._network_ref = ray.put(spec.network)
+        self._notify, self._notices = spec.notify, WaitNotices(spec.notify)
+        self._problem = self._put(spec.problem)         # once: actors of a machine read the same memory
+        self._network_ref = self._put(spec.network)
         self._epoch = 0
-        self._group = place_actors(ray, settings, [len(ids) for ids in self.blocks])
+        self._group = place_actors(ray, settings, [len(ids) for ids in self.blocks], spec.notify)
+        self._heartbeats = Heartbeats(ray, settings.heartbeat_timeout)
+        self._silent: set[int] = set()                  # blocks without a sign of life
         self._failed = False
         self._views: list[BlockView] | None = None
         self._unassigned = set(range(len(self.blocks)))     # actors that have no block yet
@@ -48,6 +64,7 @@ class RayEngine:
             self._gauges = RunGauges(spec.experiment["name"], spec.algorithm.name)
             self._start_actors()
         except BaseException:
+            self._heartbeats.close()
             self._group.release()
             raise
 
@@ -68,20 +85,48 @@ class RayEngine:
         raise RunError(f"the actors cannot be started: {reason}")
 
     def _replace(self) -> None:
-        dead = list(range(len(self._actors))) if self._timed_out else self._find_dead()
+        dead = list(range(len(self._actors)))
+        if not self._timed_out:
+            silent = sorted(self._silent)
+            self._heartbeats.end(silent)
+            self._group.kill(silent)                    # what waits for their packets fails now
+            self._wait_for_machines(self._heartbeats.machines_of(silent))
+            dead = sorted({*silent, *self._find_dead(set(dead) - self._silent)})
         self._timed_out = False
-        self._unassigned |= set(self._group.replace(dead))
+        self._silent.clear()
+        self._heartbeats.forget(dead)
+        replaced = self._group.replace(dead)
+        self._heartbeats.forget(replaced)
+        self._unassigned |= set(replaced)
+
+    def _wait_for_machines(self, machines: set[str]) -> None:
+        """Wait until Ray has dropped the silent machines, or they answer again: until then it places actors there."""
+        start = time.monotonic()
+        self._notices.begin("machines")
+        while machines and (waited := time.monotonic() - start) < _MACHINE_SECONDS:
+            with suppress(TimeoutError):
+                alive = {node["NodeID"] for node in call_within(5.0, self._ray.nodes) if node["Alive"]}
+                machines = {name for name in machines & alive if not self._heartbeats.has_answered(name)}
+            self._notices.report(f"waiting for Ray to drop {len(machines)} silent machine(s)", waited, _MACHINE_SECONDS)
+            time.sleep(0.5 if machines else 0)
 
     def _assign(self) -> None:
+        blocks = sorted(self._unassigned)
+        located = [self._actors[number].locate.remote() for number in blocks]
         if self._plugins:
-            for number in sorted(self._unassigned):
+            for number in blocks:
                 self._actors[number].load_plugins.remote(self._plugins)      # an actor runs its calls in order
-        self._collect([
+        assigned = [
             self._actors[number].assign.remote(
                 self._problem, self._experiment, self._network_ref, self.blocks[number], self._epoch, self._settings,
             )
-            for number in sorted(self._unassigned)
-        ], timeout=max(self._settings.step_timeout, self._settings.placement_timeout))    # processes start first
+            for number in blocks
+        ]
+        places: list[Place] = self._collect(
+            located, timeout=self._settings.placement_timeout, blocks=blocks, task="the start of their processes",
+            option="engine.placement_timeout")
+        self._heartbeats.watch(dict(zip(blocks, places, strict=True)))
+        self._collect(assigned, blocks=blocks, task="their data")
         self._unassigned.clear()
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
@@ -98,7 +143,7 @@ class RayEngine:
                 for actor, call in self._calls(round_, number, payloads)
             ]
             payloads = [payload for payload, _ in results]
-            progress = self._collect([report for _, report in results])
+            progress = self._collect([report for _, report in results], task=f"round {round_}")
             if not is_round_open(self.blocks, progress):
                 break
         self._packets = progress[0].packets
@@ -115,7 +160,7 @@ class RayEngine:
     def _fetch_views(self) -> list[BlockView]:
         """Fetch everything that an evaluation needs in one call per block; keep it until the state changes."""
         if self._views is None:
-            self._views = self._collect([actor.view.remote() for actor in self._actors])
+            self._views = self._collect([actor.view.remote() for actor in self._actors], task="an evaluation")
         return self._views
 
     def rows(self, name: str) -> Array | None:
@@ -123,13 +168,16 @@ class RayEngine:
             return gather_rows(self.blocks, [view.rows[name] for view in self._fetch_views()])
         # One block at a time, and without the views of the last evaluation, to limit memory in the object store.
         self._views = None
-        parts = (self._collect([actor.rows.remote(name)])[0] for actor in self._actors)
+        parts = (
+            self._collect([actor.rows.remote(name)], blocks=[number], task=f"rows of {name}")[0]
+            for number, actor in enumerate(self._actors)
+        )
         first = next(parts)
         return None if first is None else gather_rows(self.blocks, chain([first], parts))
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
-        point = self._ray.put(x), self._ray.put(y)
-        parts = self._collect([actor.losses.remote(*point) for actor in self._actors])
+        point = self._put(x), self._put(y)
+        parts = self._collect([actor.losses.remote(*point) for actor in self._actors], task="an evaluation")
         return gather_rows(self.blocks, [f for f, _ in parts]), gather_rows(self.blocks, [g for _, g in parts])
 
     def first_nonfinite(self) -> str | None:
@@ -150,18 +198,24 @@ class RayEngine:
 
     def snapshot(self) -> Iterator[Iterator[Flat]]:
         self._views = None
-        sizes: list[dict[str, int]] = self._collect([actor.sizes.remote() for actor in self._actors])
-        for actor, of_block in zip(self._actors, sizes, strict=True):
-            yield (self._collect([actor.snapshot.remote(names)])[0] for names in chunk_names(of_block))
+        sizes: list[dict[str, int]] = self._collect(
+            [actor.sizes.remote() for actor in self._actors], task="a checkpoint")
+        for number, of_block in enumerate(sizes):
+            yield self._fetch_chunks(number, of_block)
+
+    def _fetch_chunks(self, number: int, sizes: Mapping[str, int]) -> Iterator[Flat]:
+        for names in chunk_names(sizes):
+            yield self._collect(
+                [self._actors[number].snapshot.remote(names)], blocks=[number], task="a checkpoint")[0]
 
     def restore(self, blocks: list[Flat] | None) -> None:
         self._epoch, self._views = self._epoch + 1, None
         if blocks is None:
             self._packets = self._declared
         flats = blocks if blocks is not None else [None] * len(self._actors)
-        self._collect([
+        self._collect(self._submit(lambda: [
             actor.restore.remote(flat, self._epoch) for actor, flat in zip(self._actors, flats, strict=True)
-        ])
+        ]), task="the state of a checkpoint")
 
     def replace_lost(self) -> None:
         """Replace actors that do not respond. If the cluster has lost their bundles, all actors are placed anew."""
@@ -170,15 +224,26 @@ class RayEngine:
         self._assign()
 
     def close(self) -> None:
-        """Release the actors, or keep them idle inside `reuse_actors` if the run has left them in order."""
+        """Release the actors, or keep them idle inside `reuse_actors` if the run has left them in order.
+
+        How a run has ended is recorded by now: whatever fails here changes nothing about it.
+        """
         self._problem = self._network_ref = None
         if not self._ray.is_initialized():
             return
+        try:
+            call_within(_CLOSE_SECONDS, self._end_actors)
+        except Exception as error:
+            self._notify(f"the actors were not released: {error or type(error).__name__}")
+        leave_lost_cluster()
+
+    def _end_actors(self) -> None:
+        self._heartbeats.close()
         if self._failed:
             self._group.release()
             return
         try:
-            self._ray.get([actor.idle.remote() for actor in self._actors], timeout=5)
+            self._ray.get([actor.idle.remote() for actor in self._actors], timeout=_CLOSE_SECONDS / 2)
         except self._ray.exceptions.RayError:
             self._group.release()
         else:
@@ -189,11 +254,26 @@ class RayEngine:
         pids: list[int] = self._collect([actor.ready.remote() for actor in self._actors])
         return pids
 
-    def _find_dead(self) -> list[int]:
-        """Return the numbers of the actors that do not respond."""
-        refs = [actor.ready.remote() for actor in self._actors]
-        self._ray.wait(refs, num_returns=len(refs), timeout=self._settings.placement_timeout)
-        return [number for number, ref in enumerate(refs) if not self._has_result(ref)]
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+
+    def _put(self, value: Any) -> Any:
+        return self._submit(lambda: self._ray.put(value))
+
+    def _submit(self, call: Callable[[], T]) -> T:
+        """Hand data to the object store of this machine, which blocks for ever if its raylet does not answer."""
+        try:
+            return call_within(self._settings.step_timeout, call)
+        except TimeoutError as error:
+            reason = find_lost_process() or f"Ray's object store on this machine: {error} (engine.step_timeout)"
+            raise RunError(reason) from None
+
+    def _find_dead(self, blocks: set[int]) -> list[int]:
+        """Return which of these blocks have no actor that responds."""
+        numbers = sorted(blocks)
+        refs = [self._actors[number].ready.remote() for number in numbers]
+        with suppress(BlocksLost):
+            self._wait(refs, numbers, self._settings.placement_timeout, "the other actors", is_any_error_final=False)
+        return [number for number, ref in zip(numbers, refs, strict=True) if not self._has_result(ref)]
 
     def _has_result(self, ref: Any) -> bool:
         try:
@@ -202,17 +282,62 @@ class RayEngine:
             return False
         return True
 
-    def _collect(self, refs: list[Any], timeout: float | None = None) -> list[Any]:
-        """Fetch the values. Re-raise an exception in a node; everything else that fails is a lost process."""
-        timeout = timeout or self._settings.step_timeout
+    def _has_failed(self, ref: Any) -> bool:
         errors = self._ray.exceptions
         try:
-            values: list[Any] = self._ray.get(refs, timeout=timeout)
+            self._ray.get(ref, timeout=0)
+        except errors.GetTimeoutError:
+            return False                                # it is there, on another machine
+        except errors.RayError:
+            return True
+        return False
+
+    def _wait(
+        self, refs: list[Any], blocks: Sequence[int], timeout: float, task: str, is_any_error_final: bool = True
+    ) -> None:
+        """Wait until all results exist somewhere, or one has failed; raise `BlocksLost` if an actor is silent.
+
+        Nothing is fetched: giving up and fetching again every few seconds would restart long transfers for ever.
+        """
+        start, kind = time.monotonic(), task.partition(" ")[0]
+        self._notices.begin(kind)
+        self._heartbeats.begin()
+        while True:
+            ready, pending = self._ray.wait(
+                refs, num_returns=len(refs), timeout=POLL_SECONDS, fetch_local=False)
+            waited = time.monotonic() - start
+            if not pending or (is_any_error_final and any(map(self._has_failed, ready))):
+                self._notices.end(kind, waited)
+                return
+            if lost := find_lost_process(["raylet"], or_stopped=False):     # rounds need no GCS
+                raise RunError(lost)
+            if silent := self._heartbeats.find_silent():
+                self._silent |= silent.keys()
+                raise BlocksLost(sorted(silent), next(iter(silent.values())))
+            if waited > timeout:
+                raise self._ray.exceptions.GetTimeoutError
+            text = f"waiting for {len(pending)} of {len(blocks)} actors, {task}"
+            self._notices.report(text, waited, timeout)
+
+    def _collect(
+        self, refs: list[Any], timeout: float | None = None, blocks: Sequence[int] | None = None,
+        task: str = "an answer", option: str = "engine.step_timeout",
+    ) -> list[Any]:
+        """Fetch the values. Re-raise an exception in a node; everything else that fails is a lost process."""
+        timeout, blocks = timeout or self._settings.step_timeout, blocks or range(len(self._actors))
+        errors, start = self._ray.exceptions, time.monotonic()
+        try:
+            values: list[Any]
+            try:
+                values = self._ray.get(refs, timeout=min(timeout, POLL_SECONDS))
+            except errors.GetTimeoutError:
+                self._wait(refs, blocks, timeout - POLL_SECONDS, task)
+                values = self._ray.get(refs, timeout=max(POLL_SECONDS, start + timeout - time.monotonic()))
             return values
         except errors.GetTimeoutError:
             # A process that hangs makes its neighbours wait too: all are replaced, which changes no result.
             self._timed_out = True
-            reason = f"no answer within {timeout:g} s (engine.step_timeout)"
+            reason = f"no answer within {timeout:g} s ({option})"
             raise BlocksLost(range(len(self._actors)), reason) from None
         except errors.RayError as error:
             if isinstance(error, errors.RayTaskError) and not isinstance(error.cause, errors.RayError):
@@ -220,15 +345,20 @@ class RayEngine:
                 plain = RunError(f"{type(cause).__name__}: {cause}")
                 raise (cause if isinstance(cause, NodeFailure) else plain) from None
             # Either a process died, or a step needs the packets of a dead one.
+            if lost := find_lost_process():
+                raise RunError(lost) from None
             failure = self._first_failure(refs)
             if failure is not None:
                 self._failed = True
                 raise failure from None
-            raise BlocksLost(self._find_dead(), type(error).__name__) from None
+            raise BlocksLost(self._find_dead(set(range(len(self._actors)))), type(error).__name__) from None
 
     def _first_failure(self, refs: list[Any]) -> NodeFailure | None:
-        """Return the failure of a node that raised while other blocks died; None if there is none."""
-        self._ray.wait(refs, num_returns=len(refs), timeout=self._settings.step_timeout)
+        """Return the failure of a node that raised while other blocks died; None if there is none.
+
+        One that comes later than a heartbeat may is raised again when the rounds are replayed.
+        """
+        self._ray.wait(refs, num_returns=len(refs), timeout=self._settings.heartbeat_timeout, fetch_local=False)
         for ref in refs:
             try:
                 self._ray.get(ref, timeout=0)

@@ -1,15 +1,30 @@
-"""Connect to the Ray cluster of a command: the one that is named, or an own one on loopback that ends with it."""
+"""Connect to the Ray cluster of a command: the one that is named, or an own one on loopback that ends with it.
 
+Ray's own way to end waits for the GCS and the raylet, for ever if one of them is stopped. So the connection ends before
+that, with a deadline. After the deadline the processes of an own cluster are killed, and this one exits with the code
+that the command has chosen.
+"""
+
+import atexit
 import os
 import secrets
 import socket
 import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dbo.platform.engine.deadlines import call_within
+from dbo.platform.engine.heartbeat import kill_processes, read_states
 from dbo.platform.errors import InputError, RunError
 
+_SHUTDOWN_SECONDS = 10.0
+
 _connected: str | None = None      # None: this process was connected by other code
+_own_processes: dict[int, str] = {}        # of the cluster that this process has started, with their names
+_exit_code: int | None = None              # of the command; None: unknown, as in a script that imports dbo
+_is_stuck = False                          # whether Ray did not shut down in time
 
 
 def connect(address: str | None) -> Any:
@@ -25,7 +40,10 @@ def connect(address: str | None) -> Any:
             raise InputError(f"engine.address: {address} is not allowed; this process is connected to {_connected}")
         return ray
     _connected = address or "a cluster of its own"
+    atexit.unregister(_disconnect)
+    atexit.register(_disconnect)           # later than Ray's own hook: it runs earlier
     if not address:
+        others = _list_children()
         try:
             ray.init(
                 address="local", include_dashboard=False, log_to_driver=False, configure_logging=False,
@@ -34,6 +52,8 @@ def connect(address: str | None) -> Any:
         except Exception as error:
             reason = f"{type(error).__name__}: {_first_line(error)}"
             raise RunError(f"Ray cannot be started here: {reason}; engine.name=local needs no Ray") from error
+        _own_processes.clear()
+        _own_processes.update({pid: name for pid, name in _list_children().items() if pid not in others})
         return ray
     _probe(address)
     try:
@@ -41,6 +61,76 @@ def connect(address: str | None) -> Any:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"engine.address: no Ray cluster answers at {address}: {_first_line(error)}") from None
     return ray
+
+
+def set_exit_code(code: Any) -> None:
+    """Record the exit code of the command, as `sys.exit` takes it."""
+    global _exit_code
+    _exit_code = code if isinstance(code, int) else int(code is not None)
+
+
+def find_lost_process(names: Sequence[str] = ("gcs_server", "raylet"), or_stopped: bool = True) -> str | None:
+    """Return which of these processes of the own cluster has died; None if none, or if the cluster is not our own."""
+    states = read_states(_own_processes)
+    for pid, name in _own_processes.items():
+        if name in names:
+            if states.get(pid, "Z") in "ZX":
+                return f"Ray's {name} on this machine has died; --resume continues the run"
+            if or_stopped and states[pid] in "Tt":
+                return f"Ray's {name} on this machine is stopped (process {pid}); --resume continues the run"
+    return None
+
+
+def leave_lost_cluster() -> None:
+    """Disconnect if a process of the own cluster has died: Ray ends this process with exit code 1 a minute later."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized() and find_lost_process(or_stopped=False):
+        with suppress(TimeoutError):
+            call_within(_SHUTDOWN_SECONDS, ray.shutdown)
+        _kill_own_cluster()
+
+
+def _kill_own_cluster() -> None:
+    kill_processes([*_list_children(_own_processes), *_own_processes])
+
+
+def _disconnect() -> None:
+    """End the connection, at the end of the process and within a deadline."""
+    global _is_stuck
+    ray = sys.modules["ray"]
+    if not ray.is_initialized():
+        return
+    try:
+        if find_lost_process():                # Ray would wait for it, or end this process with exit code 1
+            raise TimeoutError
+        call_within(_SHUTDOWN_SECONDS, ray.shutdown)
+    except Exception:
+        _is_stuck = True
+        atexit.unregister(ray.shutdown)
+        _kill_own_cluster()
+
+
+@atexit.register
+def _end_process() -> None:
+    """End at once if Ray is stuck. Registered before most other hooks, so it runs after them."""
+    if _is_stuck:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        failed = hasattr(sys, "last_value")    # an exception that nobody caught
+        os._exit(int(failed) if _exit_code is None else _exit_code)
+
+
+def _list_children(parents: Iterable[int] | None = None) -> dict[int, str]:
+    """Return the children of processes, by default of this one, with their names."""
+    parents = {os.getpid()} if parents is None else set(parents)
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+            if int(rest.split()[1]) in parents:
+                found[int(entry.name)] = name
+    return found
 
 
 def _probe(address: str) -> None:

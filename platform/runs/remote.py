@@ -1,21 +1,24 @@
 """Mirror a run folder at a URL (s3://…, gs://…, file://…, whatever fsspec supports), updated at every checkpoint.
 
 The URL is authoritative: a run starts from what is stored there, on any machine, and the local copy is scratch. On one
-machine the lock of the local copy keeps a second run out; nothing keeps two machines from writing to one URL.
+machine the lock of the local copy keeps a second run out, and a lease at the URL one on another machine (`lease.py`).
 """
 
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dbo.platform.config.redact import redact, redact_url
 from dbo.platform.errors import InputError, RunError
+from dbo.platform.runs.lease import Lease
 
 # A manifest makes a checkpoint valid and a summary a run finished: the files that they refer to go first.
 _LAST = ("manifest.json", "summary.json")
+_GENERATION = ".generation"      # in the local copy: of the lease under which it was last equal to the URL
 
 
 def is_url(place: str | Path) -> bool:
@@ -41,6 +44,23 @@ class RemoteFolder:
             raise InputError(redact(f"--out: {redact_url(url)} cannot be used: {reason}")) from None
         self.local = Path("runs") / ".mirror" / hashlib.sha256(url.encode()).hexdigest()[:16]
         self._pushed: dict[str, _Stamp | None] = {}      # files at the URL, with the stamps of their local copies
+        self._lease = Lease(self._files, str(self._root), self.url)
+
+    def acquire(self, notify: Callable[[str], None] = lambda text: None) -> None:
+        """Take the lease of the URL; raise `FolderLockedError` if another driver holds it."""
+        try:
+            self._lease.acquire(notify)
+        except (InputError, RunError):
+            raise
+        except Exception as error:
+            raise RunError(redact(f"{self.url} cannot be written: {type(error).__name__}: {error}")) from error
+
+    def release(self) -> None:
+        """Give the lease back, and leave nothing behind where nothing was stored."""
+        if self._lease.generation:
+            with suppress(OSError):
+                (self.local / _GENERATION).write_text(str(self._lease.generation))
+        self._lease.release(forget=not self._pushed)
 
     def pull(self) -> None:
         """Replace the local copy by what is stored at the URL; the lock, which the caller holds, stays."""
@@ -75,6 +95,9 @@ class RemoteFolder:
 
     def assume_pushed(self) -> None:
         """Regard the local copy as equal to what is stored at the URL, as it is when a run has ended."""
+        before = (self.local / _GENERATION).read_text() if (self.local / _GENERATION).exists() else ""
+        if before != str(self._lease.generation - 1):
+            raise RunError(f"{self.url}: another run has written there meanwhile")
         self._pushed = {name: _read_stamp(path) for name, path in self._list_local().items()}
 
     def _list_local(self) -> dict[str, Path]:
@@ -89,6 +112,7 @@ class RemoteFolder:
         """Remove at the URL what is gone here, then upload what has changed since the last time."""
         local = self._list_local()
         try:
+            self._lease.check(force=True)
             for name in [name for name in self._pushed if name not in local]:
                 self._files.rm_file(f"{self._root}/{name}")
                 del self._pushed[name]
@@ -96,11 +120,14 @@ class RemoteFolder:
                 if self._pushed.get(name) == _read_stamp(path):
                     continue
                 remote = f"{self._root}/{name}"
+                self._lease.check(force=path.name in _LAST)
                 self._files.makedirs(remote.rpartition("/")[0], exist_ok=True)
                 self._pushed[name] = None       # until the upload is complete
                 stamp = _read_stamp(path)
                 self._files.put_file(str(path), remote)
                 self._pushed[name] = stamp
+        except RunError:
+            raise
         except Exception as error:
             raise RunError(redact(f"{self.url} cannot be written: {type(error).__name__}: {error}")) from error
 

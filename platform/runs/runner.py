@@ -70,6 +70,7 @@ def run(
     folder.acquire()
     try:
         if remote:
+            remote.acquire(callback.on_notice)
             remote.pull()
         resume = resume or start_from is not None
         check_folder(folder, experiment, resume, can_extend=remote is None, allow_changed_code=allow_changed_code)
@@ -96,6 +97,8 @@ def run(
             _ = result.history           # callers may remove the folder of a short run before they use it
         return result
     finally:
+        if remote:
+            remote.release()
         folder.release()
 
 
@@ -143,10 +146,12 @@ def publish_additions(out: str | Path | None) -> Iterator[None]:
     folder = RunFolder(remote.local, remote)
     folder.acquire()
     try:
+        remote.acquire()
         remote.assume_pushed()
         yield
         folder.publish()
     finally:
+        remote.release()
         folder.release()
 
 
@@ -174,6 +179,7 @@ class _Execution:
             parts.algorithm, parts.config, problem, graph, self.experiment.to_dict(),
             blocks=self.start.checkpoint.run.get("blocks") if self.start.checkpoint else None,
             batches=parts.batches, schedules=parts.schedules, plugins=ship(self.experiment.plugins),
+            notify=self.callback.on_notice,
         )
         try:
             engine = self._start_engine(spec)

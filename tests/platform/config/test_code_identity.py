@@ -365,7 +365,8 @@ def test_help_texts_are_no_code() -> None:
 
 # Modules of the engines and the network that move data and decide when, but compute no result.
 WITHOUT_NUMERICS = {
-    "factory", "local", "placement", "prometheus", "ray_actor", "ray_engine", "ray_session",
+    "deadlines", "factory", "heartbeat", "local", "placement", "prometheus", "ray_actor", "ray_engine", "ray_session",
+    "wait_notices",
 }
 
 

@@ -30,7 +30,7 @@ def test_run_is_stored_at_its_url(there: Path, tiny: Any, same: Any, tmp_path: P
     assert same(there, tmp_path / "plain")
     names = {p.relative_to(there).as_posix() for p in there.rglob("*") if p.is_file()}
     assert {"experiment.yaml", "metrics.jsonl", "state.safetensors", "summary.json"} < names
-    assert not [name for name in names if name.startswith(".")]
+    assert [name for name in names if name.startswith(".")] == [".lease/00000001.json"]
 
 
 def test_interrupted_repetition_loses_no_line(
