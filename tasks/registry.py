@@ -23,7 +23,9 @@ TASKS: "Registry[type[Task]]" = Registry("task", {
 }, methods=("build",))
 
 DATASETS: "Registry[type[DataSet]]" = Registry("dataset", {
-    name: f"dbo.tasks.datasets.{name}" for name in ("digits", "newsgroups", "mnist", "synthetic_text")
+    name: f"dbo.tasks.datasets.{name}" for name in (
+        "digits", "newsgroups", "mnist", "fashion_mnist", "cifar10", "a9a", "synthetic_text", "arrays", "csv", "libsvm",
+    )
 }, methods=("load",))
 
 PARTITIONS: "Registry[type[Partition]]" = Registry(
