@@ -14,6 +14,7 @@ from dbo.tasks.datasets.digits import Digits
 from dbo.tasks.datasets.synthetic_text import SyntheticText
 from dbo.tasks.partitions import ByClass, Dirichlet, Iid
 from dbo.tasks.problems.coefficient_tuning import CoefficientTuning
+from dbo.tasks.problems.hyper_cleaning import HyperCleaning
 from dbo.tasks.problems.hyper_representation import HyperRepresentation
 from dbo.tasks.problems.quadratic import Quadratic
 from dbo.tasks.problems.stacking import DenseRows
@@ -47,6 +48,9 @@ CASES: dict[str, tuple[Any, Any, Any, int]] = {
     "backbone-tanh": (HyperRepresentation(hidden=(5, 4), activation="tanh"), Iid(), FEW, 3),
     "backbone-one-layer": (HyperRepresentation(hidden=(6,), activation="tanh", mu=0.5), Iid(), FEW, 3),
     "backbone-three-layers": (HyperRepresentation(hidden=(4, 3, 5), activation="tanh"), Dirichlet(), FEW, 3),
+    "cleaning": (HyperCleaning(features=30, components=8), ByClass(), FEW, 4),
+    "cleaning-inputs": (HyperCleaning(features=0, components=6, mu=0.5), Iid(), FEW, 3),
+    "cleaning-ragged": (HyperCleaning(features=0, components=6), Ragged(), FEW, 7),
     "backbone-ragged": (HyperRepresentation(hidden=(4, 3), activation="tanh"), Ragged(), FEW, 7),
 }
 every_case = pytest.mark.parametrize("case", CASES)
