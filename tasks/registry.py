@@ -4,6 +4,8 @@
     coefficient_tuning    regularisation coefficients          linear classifier      digits, newsgroups, a9a, ...
     hyper_representation  hidden layers of a perceptron        linear head            digits, mnist, ...
     hyper_cleaning        a weight for each training sample    linear classifier      digits, mnist, fashion_mnist, ...
+    policy_evaluation     weights of a value function          Bellman operator       none: generated MDPs
+    logistic_synthetic    regularisation coefficients          linear classifier      none: generated samples
     quadratic             a vector                             a vector               none: solutions in closed form
 
 To add a task, write its module in problems/ with `@task("name")` and a line here; the same for a data set in datasets/.
@@ -21,7 +23,8 @@ C = TypeVar("C", bound=type)
 
 TASKS: "Registry[type[Task]]" = Registry("task", {
     name: f"dbo.tasks.problems.{name}" for name in (
-        "coefficient_tuning", "hyper_representation", "hyper_cleaning", "quadratic",
+        "coefficient_tuning", "hyper_representation", "hyper_cleaning", "policy_evaluation", "logistic_synthetic",
+        "quadratic",
     )
 }, methods=("build",))
 

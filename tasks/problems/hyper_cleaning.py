@@ -36,7 +36,7 @@ class HyperCleaning(Task):
 
     datasets: ClassVar[tuple[str, ...]] = ("digits", "mnist", "fashion_mnist")
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        name: {"features": 1_000, "components": 400, "images": 10_000} for name in ("mnist", "fashion_mnist")
+        name: {"random_features": 1_000, "components": 400, "images": 10_000} for name in ("mnist", "fashion_mnist")
     }
     directions: ClassVar[Mapping[str, Direction]] = {
         "test_accuracy": "max", "test_loss": "min", "corruption_f1": "max",
@@ -45,7 +45,7 @@ class HyperCleaning(Task):
     dataset: str = param("digits", help="where the samples come from; dense features only")
     corruption: float = param(0.3, gt=0, lt=1, help="p, the probability that a training label is replaced")
     mu: float = param(0.01, gt=0, help="ridge on y: makes the lower level strongly convex")
-    features: int = param(200, ge=0, help="random relu features; 0: the inputs themselves; 1,000 for mnist")
+    random_features: int = param(200, ge=0, help="relu features that inputs are mapped to; 0: none; 1,000 for mnist")
     components: int = param(60, ge=1, help="whitened principal components that y sees; 400 for mnist")
 
     def build(self, setup: Setup) -> "HyperCleaningProblem":
@@ -59,7 +59,7 @@ class HyperCleaning(Task):
         labels, corrupted = corrupt_labels(samples.train.labels, samples.classes, self.corruption, setup.seed)
         known = np.concatenate([samples.train.features, samples.val.features])
         phi = RandomFeatures.fit(
-            known, self.features, self.components, generator(setup.seed, "hyper_cleaning.features")
+            known, self.random_features, self.components, generator(setup.seed, "hyper_cleaning.features")
         )
         mapped = Split(
             Part(phi(samples.train.features), labels),

@@ -54,9 +54,8 @@ def test_example_runs_and_returns_its_modules(example: dict[str, Any], tmp_path:
     assert np.isfinite(result.history["test_loss"]).all()
     start, end = (result.history["lower_loss"].iloc[at] for at in (0, -1))
     assert end != start
-    conv, head = result.model
-    assert conv[1].weight.shape == (8, 1, 5, 5)
-    assert head["head"].shape == (32, 10)
+    assert result.model.x[1].weight.shape == (8, 1, 5, 5)
+    assert result.model.y["head"].shape == (32, 10)
 
 
 def test_a_resumed_run_has_the_same_bits(example: dict[str, Any], tmp_path: Path) -> None:
