@@ -52,7 +52,10 @@ class HyperRepresentation(Task):
     def build(self, setup: Setup) -> "HyperRepresentationProblem":
         samples = setup.load_samples()
         if not isinstance(samples.train.features, np.ndarray):
-            raise ValueError(f"task.dataset: hyper_representation needs dense features, {self.dataset} has sparse ones")
+            raise ValueError(
+                f"task.dataset: hyper_representation needs dense features, {self.dataset} has sparse ones; "
+                f"set dense: true"
+            )
         train, val = assign_samples(samples, setup.nodes, setup.seed, setup.partition)
         backbone = Backbone((samples.train.features.shape[1], *self.hidden), self.activation)
         return HyperRepresentationProblem(samples, train, val, setup.seed, setup.dtype, backbone, self.mu)

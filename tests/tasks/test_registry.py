@@ -74,10 +74,15 @@ def test_code_of_a_task_has_neither_data_sets_nor_other_tasks(name: str) -> None
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_code_of_a_data_set_is_its_module_and_what_it_needs(name: str) -> None:
-    """The code of a data set is its module, the splits and, for downloaded files, the cache."""
+    """The code of a data set is its module, the splits, the cache for downloads, and what reads files of its kind."""
     code = find_code(f"datasets.{name}")
-    cached = {"datasets.cache", "notices"} if name in ("mnist", "newsgroups") else set()
-    assert code == {f"datasets.{name}", "datasets", "datasets.splits"} | cached
+    needed = {"newsgroups": {"datasets.cache", "notices"}}
+    for images in ("mnist", "fashion_mnist", "cifar10"):
+        needed[images] = {"datasets.torchvision_images", "datasets.cache", "notices"}
+    for own in ("arrays", "csv", "libsvm"):
+        needed[own] = {"datasets.own_files"}
+    needed["a9a"] = {"datasets.own_files", "datasets.libsvm"}
+    assert code == {f"datasets.{name}", "datasets", "datasets.splits"} | needed.get(name, set())
 
 
 def test_an_import_inside_a_function_is_found() -> None:

@@ -14,7 +14,10 @@ from dbo.tasks.datasets.digits import Digits
 from dbo.tasks.datasets.synthetic_text import SyntheticText
 from dbo.tasks.partitions import ByClass, Dirichlet, Iid
 from dbo.tasks.problems.coefficient_tuning import CoefficientTuning
+from dbo.tasks.problems.hyper_cleaning import HyperCleaning
 from dbo.tasks.problems.hyper_representation import HyperRepresentation
+from dbo.tasks.problems.logistic_synthetic import LogisticSynthetic
+from dbo.tasks.problems.policy_evaluation import PolicyEvaluation
 from dbo.tasks.problems.quadratic import Quadratic
 from dbo.tasks.problems.stacking import DenseRows
 
@@ -47,6 +50,12 @@ CASES: dict[str, tuple[Any, Any, Any, int]] = {
     "backbone-tanh": (HyperRepresentation(hidden=(5, 4), activation="tanh"), Iid(), FEW, 3),
     "backbone-one-layer": (HyperRepresentation(hidden=(6,), activation="tanh", mu=0.5), Iid(), FEW, 3),
     "backbone-three-layers": (HyperRepresentation(hidden=(4, 3, 5), activation="tanh"), Dirichlet(), FEW, 3),
+    "policy": (PolicyEvaluation(states=9, dim_x=4, transitions=3, successors=3), Iid(), None, 4),
+    "policy-identical": (PolicyEvaluation(states=6, dim_x=6, heterogeneity=0.0, discount=0.5), Iid(), None, 3),
+    "logistic": (LogisticSynthetic(dim=8, train_samples=12, val_samples=9, test_samples=5), Iid(), None, 4),
+    "cleaning": (HyperCleaning(random_features=30, components=8), ByClass(), FEW, 4),
+    "cleaning-inputs": (HyperCleaning(random_features=0, components=6, mu=0.5), Iid(), FEW, 3),
+    "cleaning-ragged": (HyperCleaning(random_features=0, components=6), Ragged(), FEW, 7),
     "backbone-ragged": (HyperRepresentation(hidden=(4, 3), activation="tanh"), Ragged(), FEW, 7),
 }
 every_case = pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,22 @@
+"""Load Fashion-MNIST, 28 × 28 grey images of clothes, as rows of 784."""
+
+from dataclasses import dataclass
+
+from dbo.tasks.api import Split, dataset, param
+from dbo.tasks.datasets.torchvision_images import describe_idx
+
+FILES = describe_idx("fashion_mnist", "FashionMNIST", "30 MB", mean=0.2860, deviation=0.3530)
+
+
+@dataset("fashion_mnist")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FashionMnist:
+    """70,000 images of clothes, 28 × 28 pixels and 10 classes, 10,000 of them the official test images."""
+
+    val_fraction: float = param(0.5, gt=0, lt=1, help="share of the training images for the upper level")
+    images: int = param(
+        60_000, ge=100, le=60_000, help="use at most this many training images, the same share of every class"
+    )
+
+    def load(self, seed: int, data_dir: str | None) -> Split:
+        return FILES.load(seed, data_dir, self.images, self.val_fraction)
