@@ -1,5 +1,7 @@
 """One module selects the device, and the results do not depend on it."""
 
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,53 @@ def test_local_engine_runs_on_a_torch_device(name: str, tmp_path: Path) -> None:
     run_on("torch_cpu", 2, "half")
     longer = run_on("torch_cpu", 3, "longer", start_from=tmp_path / "half")
     assert longer.state["x"].tobytes() == theirs.state["x"].tobytes()
+
+
+def test_a_run_on_the_cpu_does_not_import_torch(tmp_path: Path) -> None:
+    """Importing torch takes seconds: a compressed run on NumPy arrays does without it; `torch_cpu` is the control."""
+    code = (
+        "import sys\n"
+        "from dbo.platform.config.experiment import Experiment\n"
+        "from dbo.platform.runs.runner import run\n"
+        "engine = {'name': 'local', 'device': sys.argv[1]}\n"
+        "run(Experiment(task={'name': 'quadratic'}, rounds=1, engine=engine), sys.argv[2])\n"
+        "print('torch' in sys.modules)"
+    )
+    for device, expected in (("cpu", "False"), ("torch_cpu", "True")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, device, str(tmp_path / device)],
+            capture_output=True, text=True, timeout=300, check=True,
+        )
+        assert done.stdout.split() == [expected]
+
+
+@pytest.mark.requires_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_compressed_rounds_on_a_gpu_equal_numpy(compressor: str) -> None:
+    """On a real GPU: five rounds with every compressor, packets included."""
+    runs = [
+        start("c2dfb", device, TASKS["quadratic"], [[0, 1], [2, 3]], COMPRESSORS[compressor])
+        for device in (select_device(1), Cpu())
+    ]
+    for blocks in runs:
+        advance(blocks, rounds=5)
+    assert largest_difference(*runs) < 1e-8
+
+
+@pytest.mark.requires_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", list(algorithms()))
+def test_a_gpu_does_not_make_the_host_wait(name: str, task: str) -> None:
+    """On a real GPU: a round of one block, uncompressed, runs while torch refuses every synchronisation."""
+    blocks = start(name, select_device(1), TASKS[task], [[0, 1, 2, 3]], {"name": "identity"})
+    advance(blocks, rounds=1)            # uploads the weights
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        advance(blocks, rounds=1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.requires_gpu
