@@ -271,7 +271,7 @@ class RayEngine:
         """Return which of these blocks have no actor that responds."""
         numbers = sorted(blocks)
         refs = [self._actors[number].ready.remote() for number in numbers]
-        with suppress(BlocksLost):
+        with suppress(BlocksLost, self._ray.exceptions.GetTimeoutError):
             self._wait(refs, numbers, self._settings.placement_timeout, "the other actors", is_any_error_final=False)
         return [number for number, ref in zip(numbers, refs, strict=True) if not self._has_result(ref)]
 

@@ -1,0 +1,74 @@
+"""Cut a machine off the cluster, for 20 seconds and for good, while a run uses it."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.runs.runner import run
+from tests.faults.machines import PORT, Machines, find_obstacle, start_machines
+from tests.faults.row import Row, count_evaluations, hash_run
+
+DETECTION_SECONDS = 30.0
+SETTINGS: dict[str, Any] = {
+    "nodes": 6, "dtype": "float64", "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}, "rounds": 400,
+    "eval_every": 20, "checkpoint_every": 20, "algorithm": {"name": "c2dfb", "inner_steps": 2},
+    "engine": {"name": "ray", "nodes_per_actor": 2}, "tracking": {"uri": "off"},
+}
+# A driver whose rounds take a tenth of a second: the fault hits in the middle. It prints how many machines it used.
+DRIVER = """
+import json, sys, time
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.ray_engine import RayEngine
+from dbo.platform.runs.runner import NoCallback, run
+
+class Notices(NoCallback):
+    def on_notice(self, text):
+        print(text, file=sys.stderr, flush=True)
+
+advance, machines = RayEngine.advance, set()
+
+def advance_slowly(engine, round_):
+    machines.update(place.machine for place in engine._heartbeats.places.values())
+    time.sleep(0.1)
+    advance(engine, round_)
+
+RayEngine.advance = advance_slowly
+result = run(Experiment(**json.loads(sys.argv[1])), sys.argv[2], callback=Notices())
+print(json.dumps({"machines": len(machines), "recoveries": len(result.summary["recoveries"])}))
+"""
+
+
+def start_driver(machines: Machines, folder: Path, **engine: Any) -> Any:
+    """Start a run on the cluster; return when some rounds are recorded."""
+    settings = {**SETTINGS, "engine": {**SETTINGS["engine"], "address": f"{machines.address(0)}:{PORT}", **engine}}
+    log = open(folder.with_suffix(".log"), "wb")      # noqa: SIM115 - the process keeps it
+    import sys
+
+    process = machines.popen(0, sys.executable, "-c", DRIVER, json.dumps(settings), str(folder), stdout=log, stderr=log)
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_bytes().splitlines()) < 4:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise RuntimeError(folder.with_suffix(".log").read_text()[-3000:])
+        time.sleep(0.1)
+    return process
+
+
+def read_end(folder: Path) -> dict[str, Any]:
+    """Return what a driver printed last."""
+    found: dict[str, Any] = json.loads(folder.with_suffix(".log").read_text().splitlines()[-1])
+    return found
+
+
+def find_detection(folder: Path, since: float) -> float | None:
+    """Return after how many seconds the loss was detected; None if nothing was lost."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return next((event["timestamp"] - since for event in events if event["kind"] == "lost"), None)
+
+
+def run_undisturbed(folder: Path) -> Path:
+    """Run the same experiment on one machine."""
+    return run(Experiment(**SETTINGS), folder).folder
