@@ -65,11 +65,11 @@ def _repair(experiment: Experiment, folder: Path, name: str, expected: str, by_c
     is_found = seal.check_run(folder).state == "damaged"
     try:
         repair_run(folder) if by_check else run(experiment, folder, resume=True)
+        is_same = (folder / "state.safetensors").exists() and hash_run(folder) == expected
     except InputError as error:         # refused: the line names the file
         return "" if is_found and name in str(error) else str(error)
     except Exception as error:
         return repr(error)
-    is_same = (folder / "state.safetensors").exists() and hash_run(folder) == expected
     return "" if is_found and is_same else f"found={is_found}, same bits={is_same}"
 
 
