@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from dbo.dashboards import outputs, report
 from dbo.dashboards.figures import main as draw_overview
 from dbo.dashboards.load import load_runs
 from dbo.platform.cli import main
+from dbo.platform.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 Copy = Callable[[str], Path]
@@ -189,3 +191,28 @@ def test_planted_link_is_not_written_through(recorded: Path, tmp_path: Path, nam
     assert foreign.read_text() == "mine"
     assert not (folder / "report.html").is_symlink()
     assert {path.name for path in folder.iterdir()} == {name, "report.html"}
+
+
+@pytest.mark.parametrize("name", ["topology.png", "figures/accuracy-mb.png", "figures/accuracy-mb.pdf"])
+def test_planted_link_is_not_drawn_through(copy: Copy, tmp_path: Path, name: str) -> None:
+    """The picture replaces the link; the file that it points to stays."""
+    comparison, foreign = copy("compare"), tmp_path / "foreign"
+    foreign.write_text("mine")
+    (comparison / name).parent.mkdir(exist_ok=True)
+    (comparison / name).unlink(missing_ok=True)
+    (comparison / name).symlink_to(foreign)
+    outputs.write_beside_results("compare", comparison)
+    assert foreign.read_text() == "mine"
+    assert (comparison / name).stat().st_size > 1000
+    assert not (comparison / name).is_symlink()
+
+
+def test_planted_folder_of_figures_is_refused(copy: Copy, tmp_path: Path) -> None:
+    """Figures beside results do not go to where a link points."""
+    comparison, foreign = copy("compare"), tmp_path / "foreign"
+    foreign.mkdir()
+    shutil.rmtree(comparison / "figures", ignore_errors=True)
+    (comparison / "figures").symlink_to(foreign)
+    with pytest.raises(InputError, match="figures is a symbolic link"):
+        outputs.write_beside_results("compare", comparison)
+    assert not list(foreign.iterdir())

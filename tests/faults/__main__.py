@@ -14,9 +14,15 @@
     pickles   malicious payloads planted in every file that is read
     exposure  servers that are open to other users
     soak      10,000 rounds on Ray and 100,000 in process
+    sealed    final files damaged, emptied, removed: found, and repaired or refused
+    mixed     results of another environment in a comparison
+    secrets   a secret in every part of a URL
+    errors    disk full, Ray that cannot start, storage that cannot be reached: one line with context
+    supervise SIGKILL of the driver under `dbo supervise`
+    raylet    SIGKILL of the raylet under a driver
 
 Columns: `lost` counts evaluations or points that are missing at the end, `doubled` those that are there twice. Seconds
-are those of a recovery (actors, driver, disk, mlflow) or of a response (input, flips, exposure).
+are those of a recovery (actors, driver, disk, mlflow, sealed, supervise) or of a response (the others).
 """
 
 import argparse
@@ -44,6 +50,12 @@ FAULTS = {      # name: module of tests.faults, function
     "mlflow": ("tracking", "outage"),
     "actors": ("crash", "actors"),
     "soak": ("soak", "soak"),
+    "sealed": ("sealed", "damaged_results"),
+    "mixed": ("sealed", "mixed_environments"),
+    "secrets": ("sealed", "secrets"),
+    "errors": ("sealed", "one_line"),
+    "supervise": ("drivers", "supervised"),
+    "raylet": ("drivers", "raylet"),
 }
 
 

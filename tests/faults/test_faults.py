@@ -12,7 +12,9 @@ import pytest
 from tests.faults import __main__ as faults
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = ("messages", "disk", "flips", "nan", "pickles", "exposure")
+SHORT = (
+    "messages", "disk", "flips", "nan", "pickles", "exposure", "sealed", "mixed", "secrets", "errors", "supervise",
+)
 ELSEWHERE = {
     "actors": ("platform/runs/test_recovery.py::test_killed_actors_do_not_change_results",
                "platform/engine/test_messages.py::test_actor_that_hangs_is_replaced",
@@ -26,6 +28,7 @@ ELSEWHERE = {
               "platform/cli/test_bad_input.py::test_the_check_finds_faults"),
     "exposure": ("platform/cli/test_submit.py::test_a_wrong_token_is_refused",
                  "platform/cli/test_doctor.py::test_a_real_mlflow_server_checks_the_host"),
+    "raylet": ("platform/runs/test_driver_guard.py::test_a_dead_raylet_is_reported_and_recorded",),
     "soak": ("platform/engine/test_ray_engine.py::test_payloads_do_not_pile_up",),
 }
 

@@ -102,3 +102,16 @@ def test_tables_are_written_as_csv_and_parquet(cells: list[SweepCell], tmp_path:
         assert len(csv) == len(parquet) == rows
         assert list(csv.columns) == list(parquet.columns)
     assert list(pd.read_parquet(tmp_path / "summary.parquet")["reached"]) == [3, 3]
+
+
+def test_planted_link_is_not_written_through(cells: list[SweepCell], tmp_path: Path) -> None:
+    """Tables replace links of their names."""
+    write_cell(cells[0], tmp_path, [0.95])
+    (tmp_path / "foreign").write_text("mine")
+    names = ("cells.csv", "summary.csv", "cells.parquet", "summary.parquet")
+    for name in names:
+        (tmp_path / name).symlink_to(tmp_path / "foreign")
+    table = summaries.build_cell_table(cells[:1], tmp_path, TARGET, {})
+    summaries.write_tables(table, summaries.build_seed_table(table, ["algorithm.inner_steps"]), tmp_path)
+    assert (tmp_path / "foreign").read_text() == "mine"
+    assert not any((tmp_path / name).is_symlink() for name in names)

@@ -1,6 +1,8 @@
 """What the commands print: names and values cannot control the terminal."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,11 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+from dbo.dashboards.watch import server
 from dbo.platform.cli import console as printing
+from dbo.platform.cli.watch import watch_run
 from dbo.platform.errors import NodeFailure
+from dbo.platform.runs.runner import run
 
 Command = Callable[..., Any]
 RED = "\x1b[31mred\x07"
@@ -89,3 +94,37 @@ def test_tracebacks_are_escaped(dbo: Command, monkeypatch: pytest.MonkeyPatch) -
         assert done.code == 1
         assert ESCAPED in done.err
         assert not set(done.err) & {"\x1b", "\x07"}
+
+
+def test_the_report_command_prints_no_escapes(
+    dbo: Command, tiny: Callable[..., Any], screen: io.StringIO, tmp_path: Path
+) -> None:
+    """The name of the page is a user's, or that of a folder of somebody else."""
+    folder = run(tiny(rounds=1), tmp_path / "r").folder
+    assert dbo("report", folder, "--out", tmp_path / f"{RED}.html").code == 0
+    assert ESCAPED in screen.getvalue()
+    assert "\x1b" not in screen.getvalue()
+
+
+def test_the_live_page_prints_no_escapes(
+    tiny: Callable[..., Any], screen: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does `dbo watch`."""
+    monkeypatch.setattr(server.LivePageServer, "run", lambda self, sockets: None)
+    monkeypatch.setattr(server.signal, "signal", lambda *_: None)
+    run(tiny(rounds=1), tmp_path / RED)
+    watch_run(tmp_path / RED, port=0)
+    assert ESCAPED in screen.getvalue()
+    assert "\x1b" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("module", ["dbo.sweeps.tuning", "dbo.dashboards.figures"])
+def test_programs_beside_dbo_print_no_escapes(module: str, tmp_path: Path) -> None:
+    """Their errors quote what was given."""
+    arguments = [RED, "--out", "x.png"] if module.endswith("figures") else ["--tasks", RED]
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=120,
+        check=False)
+    assert done.returncode == 2
+    assert ESCAPED in done.stderr
+    assert "\x1b" not in done.stderr
