@@ -36,7 +36,7 @@ class PolicyEvaluation(Task):
     }
 
     states: int = param(100, ge=2, le=10_000, help="S, states of every node's MDP")
-    dim_x: int = param(10, ge=1, le=1_000, help="entries of φ_s, the weights in x")
+    dim_x: int = param(10, ge=1, le=1_000, help="entries of φ_s, the weights in x; the first entry is 1")
     discount: float = param(0.9, ge=0, lt=1, help="γ, discount of later rewards")
     successors: int = param(5, ge=1, help="states that can follow a state, on each node")
     heterogeneity: float = param(1.0, ge=0, le=1, help="share of each node's own part; 0: all nodes are identical")
@@ -50,6 +50,8 @@ class PolicyEvaluation(Task):
         """Generate MDPs and transitions; those of node i do not depend on the number of nodes."""
         common = self._generate(generator(setup.seed, "policy_evaluation.common"))
         phi = generator(setup.seed, "policy_evaluation.features").standard_normal((self.states, self.dim_x))
+        phi /= np.sqrt(self.dim_x)
+        phi[:, 0] = 1.0      # a mean reward: without it a linear function can hardly fit values far from 0
         nodes = range(setup.nodes)
         own = [self._generate(generator(setup.seed, "policy_evaluation.own", node)) for node in nodes]
         h = self.heterogeneity
@@ -61,7 +63,7 @@ class PolicyEvaluation(Task):
             for node in nodes
         ])
         return PolicyEvaluationProblem(
-            phi=phi / np.sqrt(self.dim_x), chances=chances, rewards=rewards, start=start, end=end,
+            phi=phi, chances=chances, rewards=rewards, start=start, end=end,
             discount=self.discount, seed=setup.seed, dtype=setup.dtype,
         )
 

@@ -106,7 +106,7 @@ def test_a_run_approaches_the_solution(tmp_path: object) -> None:
         nodes=4, rounds=300, eval_every=100, dtype="float64", engine={"name": "local"}, tracking={"uri": "off"},
         task={"name": "policy_evaluation", "states": 12, "dim_x": 3, "discount": 0.5},
         algorithm={
-            "name": "c2dfb", "inner_steps": 5, "eta_in": 0.5, "eta_out": 1.0, "lam": 100.0, "gamma_out": 0.9,
+            "name": "c2dfb", "inner_steps": 10, "eta_in": 0.5, "eta_out": 0.3, "lam": 10.0,
             "compressor": {"name": "identity"},
         },
     ), f"{tmp_path}/run")
