@@ -223,6 +223,7 @@ class Task(ABC):
     accepts_sparse: ClassVar[bool] = False                              # also accepts data sets with sparse features
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}    # data set → parameters with another default
     directions: ClassVar[Mapping[str, Direction]]                          # metric → which values are better
+    strongly_convex: ClassVar[bool] = False                             # g in y: needed where y*(x) is computed
 
     @abstractmethod
     def build(self, setup: Setup) -> Problem: ...

@@ -19,7 +19,7 @@ from dbo.platform.cli.submit import submit_job
 from dbo.platform.cli.sweep import run_sweep
 from dbo.platform.cli.sync import sync_runs
 from dbo.platform.cli.ui import serve_ui
-from dbo.platform.cli.verify import verify_algorithms
+from dbo.platform.cli.verify import verify_components
 from dbo.platform.cli.watch import watch_run
 from dbo.platform.config.redact import redact
 from dbo.platform.errors import InputError, NodeFailure, RunError
@@ -35,7 +35,7 @@ app.command("report")(write_report)
 app.command("watch")(watch_run)
 app.command("ui")(serve_ui)
 app.command("list")(list_components)
-app.command("verify")(verify_algorithms)
+app.command("verify")(verify_components)
 app.command("sync")(sync_runs)
 app.command("submit")(submit_job)
 app.command("doctor")(check_machine)

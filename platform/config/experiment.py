@@ -282,7 +282,7 @@ def _resolve_task(section: Section) -> Section:
         raise InputError(f"task.dataset: {dataset} has sparse features, {name} needs dense ones; allowed: {dense}")
     given = {**task.dataset_defaults.get(dataset, {}), **given}
     filled = validate("task", (task, DATASETS[dataset]), given)
-    return {"name": name, "dataset": dataset, **filled}
+    return {"name": name, **filled, "dataset": dataset}      # last: some tasks declare `dataset` as a parameter too
 
 
 def _is_sparse(dataset: str) -> bool:
