@@ -18,6 +18,7 @@ from dbo.platform.cli.run import run_experiment
 from dbo.platform.cli.submit import submit_job
 from dbo.platform.cli.sweep import run_sweep
 from dbo.platform.cli.sync import sync_runs
+from dbo.platform.cli.tune import tune_steps
 from dbo.platform.cli.ui import serve_ui
 from dbo.platform.cli.verify import verify_components
 from dbo.platform.cli.watch import watch_run
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("run")(run_experiment)
 app.command("compare")(compare_algorithms)
 app.command("sweep")(run_sweep)
+app.command("tune")(tune_steps)
 app.command("report")(write_report)
 app.command("watch")(watch_run)
 app.command("ui")(serve_ui)
