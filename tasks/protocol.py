@@ -7,7 +7,7 @@ depends on another.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 from zlib import crc32
 
@@ -50,22 +50,49 @@ class Part:
 class Split:
     """A prepared data set: `train` is for the lower level, `val` for the upper level, `test` for evaluation alone.
 
-    A `TorchTask` may also give each part as a pair (inputs, labels) of arrays or tensors, or as a torch data set.
+    `tune` is held out for the choice of step sizes: neither level nor the test metrics see it. A `TorchTask` may also give each
+    part as a pair (inputs, labels) of arrays or tensors, or as a torch data set.
     """
 
     train: Part
     val: Part
     test: Part
     classes: int = 0      # 0: unknown, or the labels are not classes
+    tune: Part | None = None
 
     @property
     def parts(self) -> tuple[Part, Part, Part]:
         return self.train, self.val, self.test
 
+    def hold_out(self, fraction: float, seed: int) -> "Split":
+        """Return the same samples with a share of `val` as `tune`, unless the data set has such a part already."""
+        if not fraction or self.tune is not None:
+            return self
+        rest, taken = _take_evenly(self.val.labels, fraction, generator(seed, "split.tune"))
+        if not len(rest) or not len(taken):
+            raise ValueError(
+                f"tune_fraction: {fraction:g} of {len(self.val)} validation samples leaves a part empty; "
+                f"choose another fraction or more samples"
+            )
+        return replace(self, val=self.val.take(rest), tune=self.val.take(taken))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all parts."""
+        held_out = () if self.tune is None else (self.tune,)
+        return hash_arrays(array for part in (*self.parts, *held_out) for array in part.arrays())
+
     def describe(self) -> dict[str, Any]:
         """Return the facts that a run records."""
-        arrays = (array for part in self.parts for array in part.arrays())
-        return {"classes": self.classes, "test_size": len(self.test), "data_sha256": hash_arrays(arrays)}
+        return {"classes": self.classes, "test_size": len(self.test), "data_sha256": self.digest()}
+
+
+def _take_evenly(labels: Array, fraction: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return sample numbers (rest, taken), both sorted; the taken ones are spread evenly over the labels' values."""
+    order = rng.permutation(len(labels))
+    if labels.ndim == 1:
+        order = order[np.argsort(labels[order], kind="stable")]
+    taken = np.diff(np.floor(fraction * np.arange(len(labels) + 1) + 0.5)) > 0
+    return np.sort(order[~taken]), np.sort(order[taken])
 
 
 class DataSet(Protocol):
@@ -98,12 +125,13 @@ class Setup:
     partition: Partition
     data: DataSet | None = None
     data_dir: str | None = None
+    tune_fraction: float = 0.0      # share of the validation samples that neither level sees
 
     def load_samples(self) -> Split:
         """Load the samples of the data set, for tasks that need one."""
         if self.data is None:
             raise ValueError("task.dataset: this task learns from data, but no data set was given")
-        return self.data.load(self.seed, self.data_dir)
+        return self.data.load(self.seed, self.data_dir).hold_out(self.tune_fraction, self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +232,10 @@ class Problem(Protocol):
         """Return the task's own metrics of the mean model (1-d arrays)."""
         return {}
 
+    def tune_losses(self, x: Array, y: Array) -> Array | None:
+        """Return the (rows,) upper losses of models on the samples held out for tuning; None: there are none."""
+        return None
+
     def sample_sizes(self) -> tuple[Sequence[int], Sequence[int]]:
         """Return the numbers of samples per node on the lower and on the upper level; 0: none to draw from."""
         return [0] * self.nodes, [0] * self.nodes
@@ -223,6 +255,7 @@ class Task(ABC):
     accepts_sparse: ClassVar[bool] = False                              # also accepts data sets with sparse features
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}    # data set → parameters with another default
     directions: ClassVar[Mapping[str, Direction]]                          # metric → which values are better
+    strongly_convex: ClassVar[bool] = False                             # g in y: needed where y*(x) is computed
 
     @abstractmethod
     def build(self, setup: Setup) -> Problem: ...

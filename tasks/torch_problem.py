@@ -1,7 +1,7 @@
 """Build the problem of a `TorchTask`: its samples, their assignment to nodes, the start, and the test metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 from zlib import crc32
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dbo.tasks.arrays import Array, hash_arrays
+from dbo.tasks.arrays import Array
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.protocol import Part, Problem, Setup, Split, generator
 from dbo.tasks.torch_shard import LevelData, TorchShard
@@ -63,6 +63,20 @@ class TorchProblem(Problem):
         rows = [self._measure(*row) for row in zip(np.asarray(x), np.asarray(y), strict=True)]
         return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
+    def tune_losses(self, x: Array, y: Array) -> Array | None:
+        shard = self._tune_shard
+        if shard is None:
+            return None
+        return np.array([shard.f(x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))])
+
+    @cached_property
+    def _tune_shard(self) -> TorchShard | None:
+        """One row whose upper samples are the tune part: the loss on it is computed by the code of f."""
+        if self.split.tune is None:
+            return None
+        upper = replace(self.split, val=self.split.tune)
+        return replace(self, split=upper, train=self.train[:1], val=[np.arange(len(upper.val))]).shard([0])
+
     def _measure(self, x: Array, y: Array) -> dict[str, float]:
         with torch.no_grad():
             x_tree, y_tree = self.spec_x.unflatten(_as_row(x)), self.spec_y.unflatten(_as_row(y))
@@ -85,17 +99,16 @@ class TorchProblem(Problem):
         return [len(index) for index in self.train], [len(index) for index in self.val]
 
     def describe(self) -> dict[str, Any]:
-        arrays = (array for part in self.split.parts for array in part.arrays())
         return {
             "task": type(self.task).__name__, "nodes": self.nodes, "dim_x": self.dim_x, "dim_y": self.dim_y,
             **dict(zip(("train_sizes", "val_sizes"), self.sample_sizes(), strict=True)),
-            "test_size": len(self.split.test), "data_sha256": hash_arrays(arrays),
+            "test_size": len(self.split.test), "data_sha256": self.split.digest(),
         }
 
 
 def build_problem(task: TorchTask, setup: Setup) -> TorchProblem:
     """Load the data, assign it to the nodes, and try the losses and metrics once: mistakes show before the run."""
-    split = read_split(_load(task, setup))
+    split = read_split(_load(task, setup)).hold_out(setup.tune_fraction, setup.seed)
     train, val = assign_samples(split, setup.nodes, setup.seed, setup.partition)
     (spec_x, x), (spec_y, y) = flatten_start(task, setup.seed)
     spec_x, spec_y = (spec.to("cpu", getattr(torch, setup.dtype)) for spec in (spec_x, spec_y))
@@ -137,7 +150,7 @@ def read_split(split: Any) -> Split:
     if not isinstance(split, Split):
         raise ValueError(f"task: data returns {_describe(split)}; must be a dbo.Split(train, val, test)")
     train, val, test = (_read_part(getattr(split, name), name) for name in _PARTS)
-    return Split(train, val, test, split.classes)
+    return Split(train, val, test, split.classes, None if split.tune is None else _read_part(split.tune, "tune"))
 
 
 def _read_part(part: Any, name: str) -> Part:

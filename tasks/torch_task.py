@@ -51,7 +51,6 @@ class TorchTask(Task):
     """
 
     directions: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
-    strongly_convex: ClassVar[bool] = False     # g in y: needed where y*(x) is computed
     vectorize: ClassVar[bool] = True            # False: call the losses node by node instead of under torch.vmap
 
     def data(self, seed: int) -> Split:

@@ -20,8 +20,9 @@ from dbo.platform.cli.submit import submit_job
 from dbo.platform.cli.supervise import supervise_command
 from dbo.platform.cli.sweep import run_sweep
 from dbo.platform.cli.sync import sync_runs
+from dbo.platform.cli.tune import tune_steps
 from dbo.platform.cli.ui import serve_ui
-from dbo.platform.cli.verify import verify_algorithms
+from dbo.platform.cli.verify import verify_components
 from dbo.platform.cli.watch import watch_run
 from dbo.platform.config.redact import redact
 from dbo.platform.config.terminal import escape_control
@@ -36,11 +37,12 @@ app.command("run")(run_experiment)
 app.command("compare")(compare_algorithms)
 app.command("sweep")(run_sweep)
 app.command("check")(check_runs)
+app.command("tune")(tune_steps)
 app.command("report")(write_report)
 app.command("watch")(watch_run)
 app.command("ui")(serve_ui)
 app.command("list")(list_components)
-app.command("verify")(verify_algorithms)
+app.command("verify")(verify_components)
 app.command("sync")(sync_runs)
 app.command("submit")(submit_job)
 app.command("supervise", context_settings={"allow_extra_args": True, "ignore_unknown_options": True,

@@ -82,7 +82,8 @@ def _describe_preset(experiment: "Experiment") -> str:
     from dbo.platform.config import presets
 
     section = experiment.algorithm
-    tuned = presets.find_preset(section["name"], experiment.task["name"], experiment.task.get("dataset"))
+    given = {"name": section["name"], **experiment.given.get("algorithm", {})}
+    tuned = presets.find_values(experiment.presets, given, experiment.task)
     used = [f"{key} = {value:g}" for key, value in tuned.items() if section.get(key) == value]
     return f"; preset values tuned for the default settings: {', '.join(used)}; try smaller ones" if used else ""
 

@@ -1,4 +1,4 @@
-"""`dbo verify`: check algorithms against closed-form solutions."""
+"""`dbo verify`: check algorithms against closed-form solutions, and tasks against differences and contracts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,34 +8,50 @@ import typer
 from rich import box
 from rich.table import Table
 
-from dbo.platform.cli.console import console
-from dbo.platform.errors import RunError
+from dbo.platform.cli.console import console, print_line
+from dbo.platform.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from dbo.platform.verify.certificates import Certificate
 
 
-def verify_algorithms(
+def verify_components(
+    arguments: Annotated[list[str] | None, typer.Argument(
+        metavar="key=value", help="With --task: settings such as data_dir=DIR, task.images=500 or nodes=6.")] = None,
     algorithm: Annotated[list[str] | None, typer.Option(
         "--algorithm", metavar="NAME", help="Algorithm to check, may be repeated; default: all.")] = None,
+    task: Annotated[list[str] | None, typer.Option(
+        "--task", metavar="NAME", help="Task to check instead of algorithms, may be repeated.")] = None,
     plugin: Annotated[list[str] | None, typer.Option(
-        "--plugin", metavar="FILE.py", help="File with further algorithms, may be repeated.")] = None,
+        "--plugin", metavar="FILE.py", help="File with further algorithms or tasks, may be repeated.")] = None,
     topology: Annotated[str, typer.Option("--topology", metavar="NAME", help="Communication graph.")] = "ring",
     markdown: Annotated[Path | None, typer.Option(
-        "--markdown", metavar="FILE", help="Also write the table to this file, in Markdown.")] = None,
+        "--markdown", metavar="FILE", help="Also write the table of algorithms to this file, in Markdown.")] = None,
 ) -> None:
-    """Check algorithms against closed-form solutions.
+    """Check algorithms against closed-form solutions, or tasks.
 
-    Each algorithm runs on a small quadratic problem. Exit code 1 if a check fails.
+    Each algorithm runs on a small quadratic problem. Of a task, derivatives, independence of nodes, batches,
+    determinism, packing and shipping to other processes are checked. Exit code 1 if a check fails.
     """
-    from dbo.algorithms.registry import algorithms
     from dbo.platform.config import plugins
+
+    plugins.load(tuple(plugin or ()))
+    if arguments and not task:
+        raise InputError(f"{arguments[0]!r} is not allowed without --task")
+    failed = _verify_algorithms(algorithm, topology, markdown) if algorithm or not task else []
+    failed += _verify_tasks(task or [], tuple(plugin or ()), arguments or [])
+    if failed:
+        raise RunError("failed: " + " | ".join(failed))
+
+
+def _verify_algorithms(chosen: list[str] | None, topology: str, markdown: Path | None) -> list[str]:
+    """Check algorithms, show their table, and return what failed."""
+    from dbo.algorithms.registry import algorithms
     from dbo.platform.config.validation import pick
     from dbo.platform.network.topology import TOPOLOGIES
     from dbo.platform.verify import certificates, table
 
-    plugins.load(tuple(plugin or ()))
-    names = [pick("--algorithm", name, algorithms()) for name in dict.fromkeys(algorithm or algorithms())]
+    names = [pick("--algorithm", name, algorithms()) for name in dict.fromkeys(chosen or algorithms())]
     pick("--topology", topology, (name for name in TOPOLOGIES if name != "edges"))
     if markdown is not None:
         table.split_markdown(markdown)
@@ -49,9 +65,30 @@ def verify_algorithms(
     _show_certificates(rows)
     if markdown is not None:
         table.write_markdown(markdown, rows)
-    failed = [f"{row.algorithm}: {'; '.join(row.failures)}" for row in rows if row.failures]
-    if failed:
-        raise RunError("failed: " + " | ".join(failed))
+    return [f"{row.algorithm}: {'; '.join(row.failures)}" for row in rows if row.failures]
+
+
+def _verify_tasks(names: Sequence[str], plugins: tuple[str, ...], overrides: list[str]) -> list[str]:
+    """Check tasks, print a line per check, and return what failed."""
+    if not names:
+        return []
+    from dbo.platform.verify import tasks
+
+    experiments = [tasks.read_experiment(name, plugins, overrides) for name in dict.fromkeys(names)]
+    failed = []
+    for experiment in experiments:
+        data = experiment.task.get("dataset")
+        print_line(f"{experiment.task['name']}{f' on {data}' if data else ''}", style="bold")
+        wrong = []
+        with console.status("") as status:
+            for check in tasks.check_task(experiment):
+                print_line(check.format(), style="red" if check.passed is False else None)
+                status.update(f"after {check.name}")
+                wrong += [check.name] if check.passed is False else []
+        if wrong:
+            failed.append(f"task {experiment.task['name']}: {', '.join(wrong)}")
+    print_line(tasks.LEGEND, style="dim")
+    return failed
 
 
 def _show_certificates(rows: "Sequence[Certificate]") -> None:

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from dbo.platform.config.paths import expand_user
+from dbo.platform.config.presets import read_file
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import parse_edges
 
 _EDGE_LIST = "topology.file"
+_PRESETS = "presets"
 
 
 def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Copy plugins and the edge list of an experiment's data into `folder`; return the data with the copies' names."""
+    """Copy plugins, presets and the edge list of an experiment's data into `folder`; return the data with the copies' names."""
     result = dict(data)
     if "plugins" in data:
         result["plugins"] = [
@@ -27,11 +29,13 @@ def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, An
     topology = data.get("topology")
     if isinstance(topology, Mapping) and "file" in topology:
         result["topology"] = {**topology, "file": copy_file(topology["file"], folder)}
+    if data.get("presets") is not None:
+        result["presets"] = copy_file(data["presets"], folder, _PRESETS)
     return result
 
 
 def copy_file(file: str, folder: Path, key: str = _EDGE_LIST) -> str:
-    """Copy the file that `key` names into `folder` and return its name there: an edge list, or else a plugin."""
+    """Copy the file that `key` names into `folder` and return its name there: an edge list, presets, or else a plugin."""
     source = expand_user(file)
     if (folder / source.name).exists():
         raise InputError(f"{key}: {file}: two files of an experiment are called {source.name}")
@@ -41,6 +45,8 @@ def copy_file(file: str, folder: Path, key: str = _EDGE_LIST) -> str:
         raise InputError(f"{key}: {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if key == _EDGE_LIST:
         _check_edge_list(content, f"{key}: {file}")
+    elif key == _PRESETS:
+        _check_presets(source, f"{key}: {file}")
     else:
         _check_python(content, f"{key}: {file}")
     (folder / source.name).write_bytes(content)      # what was checked, even if the file has changed since
@@ -56,6 +62,13 @@ def _check_edge_list(content: bytes, where: str) -> None:
         raise InputError(str(error)) from None
     if not edges:
         raise InputError(f"{where} is not an edge list: it has no edge; must have a line 'i j' per edge")
+
+
+def _check_presets(file: Path, where: str) -> None:
+    try:
+        read_file(file)
+    except InputError:
+        raise InputError(f"{where} is not a preset file; dbo tune writes such files") from None
 
 
 def _check_python(content: bytes, where: str) -> None:

@@ -35,6 +35,7 @@ from dbo.tasks.api import Batches, DataSet, Partition, Task
 from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
 Section = dict[str, Any]
+_NOT_DECISIVE = {"tracking", "data_dir", "presets"}     # the values of a preset are part of the algorithm's section
 
 
 class Tracking(BaseModel):
@@ -92,6 +93,8 @@ class Experiment(BaseModel):
     batch_per: Literal["step", "round"] = Field("step", description="draw a new batch in every step, or once a round")
     batch_order: Literal["independent", "epoch"] = Field(
         "independent", description="draw every batch anew, or use all samples before one is repeated")
+    tune_fraction: float = Field(
+        0.0, ge=0, lt=1, description="share of the validation samples that is held out for tuning; dbo tune sets it")
     start: str | None = Field(None, description="run folder or model file whose x and y the run starts from")
     task: Section = Field({"name": "coefficient_tuning"}, description="the problem and its data set")
     algorithm: Section = Field({"name": "c2dfb"}, description="the method; missing parameters: preset, then default")
@@ -100,6 +103,7 @@ class Experiment(BaseModel):
     engine: Section = Field({"name": "ray"}, description="where the nodes run")
     tracking: Tracking = Field(Tracking(), description="the MLflow store and experiment")
     data_dir: str | None = Field(None, description="folder of downloaded data; null: the loaders' own cache")
+    presets: str | None = Field(None, description="file of step sizes that dbo tune has written; null: shipped ones")
     plugins: tuple[str, ...] = Field((), description="Python files or modules with further components")
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -136,7 +140,7 @@ class Experiment(BaseModel):
         task = _resolve_task(named["task"])
         sections = {
             "task": task,
-            "algorithm": _resolve_algorithm(named["algorithm"], task),
+            "algorithm": _resolve_algorithm(named["algorithm"], task, made.presets),
             "topology": _resolve_component("topology", TOPOLOGIES, named["topology"]),
             "partition": _resolve_component("partition", PARTITIONS, named["partition"]),
             "engine": _resolve_component("engine", ENGINES, named["engine"]),
@@ -148,7 +152,7 @@ class Experiment(BaseModel):
         try:
             _ = made.parts    # an error that only shows when a component is built is an input error too
         except InputError as error:
-            raise InputError(f"{error}{_blame_preset(str(error), named['algorithm'], task)}") from None
+            raise InputError(f"{error}{_blame_preset(str(error), named['algorithm'], task, made.presets)}") from None
         return made
 
     @cached_property
@@ -222,7 +226,7 @@ class Experiment(BaseModel):
         components += [type(parts.topology).__module__] + [
             type(value).__module__ for name in ("compressor",) if (value := getattr(parts.config, name, None))
         ]
-        identity = {key: value for key, value in self.to_dict().items() if key not in {"tracking", "data_dir"}}
+        identity = {key: value for key, value in self.to_dict().items() if key not in _NOT_DECISIVE}
         identity["engine"] = {key: v for key, v in self.engine.items() if key not in parts.engine.runtime_only}
         identity["plugins"] = [plugin.digest for plugin in plugins]
         identity["code"] = code_identity.hash_modules([*components, parts.algorithm.round.__module__], plugins)
@@ -237,6 +241,8 @@ class Experiment(BaseModel):
             identity.pop("start")
         else:
             identity["start"] = models.hash_start(self.start)
+        if not self.tune_fraction:
+            identity.pop("tune_fraction")
         if self.batch_size is None:      # how batches are drawn does not matter without batches
             for key in ("batch_size", "batch_per", "batch_order"):
                 identity.pop(key)
@@ -282,7 +288,8 @@ def _resolve_task(section: Section) -> Section:
         raise InputError(f"task.dataset: {dataset} has sparse features, {name} needs dense ones; allowed: {dense}")
     given = {**task.dataset_defaults.get(dataset, {}), **given}
     filled = validate("task", (task, DATASETS[dataset]), given)
-    return {"name": name, **filled, "dataset": dataset}
+    own = {"name": name, "dataset": dataset}
+    return own | filled | own       # some tasks declare `dataset` as a parameter, with a default
 
 
 def _is_sparse(dataset: str) -> bool:
@@ -295,11 +302,11 @@ def _resolve_batch_size(size: Any) -> BatchSize | None:
     return None if size is None or (size.lower is None and size.upper is None) else size
 
 
-def _resolve_algorithm(section: Section, task: Section) -> Section:
+def _resolve_algorithm(section: Section, task: Section, file: str | None) -> Section:
     """Resolve an algorithm: given values, else the preset of this task and data set, else the defaults."""
     known = algorithms()
     name, given = _split_name("algorithm", known, section)
-    preset = presets.find_preset(name, task["name"], task.get("dataset"))
+    preset = presets.find_values(file, section, task)
     config = known[name].config
     values, schedules = split_schedules(config, preset | given)
     if "compressor" not in {field.name for field in fields(config)}:
@@ -358,11 +365,11 @@ def _check_count(
     return int(declared)
 
 
-def _blame_preset(message: str, given: Section, task: Section) -> str:
+def _blame_preset(message: str, given: Section, task: Section, file: str | None) -> str:
     """Return a note on the values in an error message that come from the preset, not from the user."""
     if not message.startswith(("algorithm: ", "algorithm.")):
         return ""
-    preset = presets.find_preset(given["name"], task["name"], task.get("dataset"))
+    preset = presets.find_values(file, given, task)
     silent = [f"{key} = {v}" for key, v in preset.items() if key not in given and re.search(rf"\b{key}\b", message)]
     if not silent:
         return ""

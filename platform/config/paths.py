@@ -51,7 +51,7 @@ def _map_paths(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[st
         result["task"] = _map_files(task, change)
         if isinstance(dataset := task.get("dataset"), Mapping):
             result["task"]["dataset"] = _map_files(dataset, change)
-    for key in ("data_dir", "start"):
+    for key in ("data_dir", "start", "presets"):
         if isinstance(path := result.get(key), str):
             result[key] = change(path)
     return result

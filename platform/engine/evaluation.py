@@ -19,7 +19,8 @@ def evaluate(
     `test_*`, `upper_loss` and `lower_loss` belong to the mean model (x̄, ȳ), `node_*` to the nodes' own models.
     `consensus_x` is the root mean square distance of the nodes' x to x̄, `hypergradient_norm` the norm of the mean
     direction of the upper level. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
-    bytes that it has broadcast. `channels` are the bytes of all nodes by channel.
+    bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
+    if there are any. `channels` are the bytes of all nodes by channel.
     """
     x, y, direction = _rows(engine, "x"), _rows(engine, "y"), _rows(engine, "direction")
     x_mean, y_mean = _mean(x), _mean(y)
@@ -53,6 +54,7 @@ def evaluate(
         **_own_metrics(of_mean, of_nodes),
         **problem.task_metrics(x_mean[0], y_mean[0]),
         **_penalty_metrics(problem, algorithm, config, x_mean[0]),
+        **_tune_metrics(problem, x, y),
     }, nodes
 
 
@@ -76,6 +78,12 @@ def _penalty_metrics(problem: Problem, algorithm: Algorithm, config: DataclassIn
         return {}
     scale = max(float(np.linalg.norm(target)), float(np.finfo(np.float64).tiny))
     return {"penalty_error": float(np.linalg.norm(x - target) / scale)}
+
+
+def _tune_metrics(problem: Problem, x: Array, y: Array) -> dict[str, float]:
+    """Return the mean over the nodes' own models of the upper loss on the samples held out for tuning."""
+    losses = problem.tune_losses(x, y)
+    return {} if losses is None else {"tune_loss": float(np.mean(losses, dtype=np.float64))}
 
 
 def _rows(engine: Engine, name: str) -> Array:

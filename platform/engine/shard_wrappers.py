@@ -183,7 +183,7 @@ class _WrappedProblem:
         self.problem = problem
         self.nodes, self.dim_x, self.dim_y = nodes, problem.dim_x, problem.dim_y
         self.evaluate, self.describe = problem.evaluate, problem.describe
-        self.sample_sizes = problem.sample_sizes
+        self.sample_sizes, self.tune_losses = problem.sample_sizes, problem.tune_losses
         self.task_metrics, self.penalty_solution = problem.task_metrics, problem.penalty_solution
 
 

@@ -34,7 +34,7 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
         validate_graph(graph)              # before the data, which may take long
         problem = problem or parts.task.build(Setup(
             nodes=experiment.nodes, seed=experiment.seed, dtype=experiment.dtype, partition=parts.partition,
-            data=parts.data, data_dir=experiment.data_dir,
+            data=parts.data, data_dir=experiment.data_dir, tune_fraction=experiment.tune_fraction,
         ))
         if experiment.start is not None:
             problem = start_at(problem, *load_start(experiment.start))

@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from dbo.platform.config import presets
 from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.plugins import ship
@@ -172,7 +173,7 @@ class _Execution:
         problem, graph = self.prepared.problem, self.prepared.network
         if parts.algorithm.single_machine:
             problem, graph = pool_nodes(problem), single_node()
-        for notice in (*self.start.notices, startup_notice(parts.engine)):
+        for notice in (*self.start.notices, startup_notice(parts.engine), self._describe_steps()):
             if notice:
                 self.callback.on_notice(notice)
         spec = RunSpec(
@@ -198,6 +199,12 @@ class _Execution:
                 return self._train(loop)
         finally:
             engine.close()
+
+    def _describe_steps(self) -> str | None:
+        """Return where the step sizes come from, if the user should know."""
+        experiment = self.experiment
+        given = {"name": experiment.algorithm["name"], **experiment.given.get("algorithm", {})}
+        return presets.describe_steps(experiment.presets, given, experiment.task, experiment.plugins)
 
     def _start_engine(self, spec: RunSpec) -> Engine:
         """Start the engine. A plugin's `init` is tried here first: its errors are clearer than a worker's."""

@@ -25,7 +25,7 @@ from dbo.platform.runs.schema import COLUMNS, Event, Group, Record, parse_record
 
 MAX_KEYS = 25               # metrics per run: MLflow's page draws a chart for each
 MAX_PARAM, MAX_TAG = 6000, 8000
-_NOT_PARAMS = {"tracking", "data_dir"}      # may differ between two starts of the same run
+_NOT_PARAMS = {"tracking", "data_dir", "presets"}      # may differ between two starts of the same run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Read `tuning.yaml`, the plan of the search for presets, and validate it against the algorithms' parameters."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ class TaskPlan(_Strict):
 
     experiment: dict[str, Any]
     budget: int = Field(gt=0, description="weighted oracle calls of a node per trial")
-    score: Literal["accuracy", "distance"]
+    score: Literal["accuracy", "distance", "tune_loss", "upper_loss"]
     slack: float = Field(ge=0, description="how far below its best a final run may end, in units of the score")
     ranges: dict[str, Bounds]
     trials: int | None = Field(None, ge=4, description="replaces the plan's")
@@ -85,6 +85,8 @@ class StepSizeSearch:
     trials: int
     published: StepSizes | None
     data_dir: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)      # parameters that the user has fixed
+    identity: str = ""                        # of the code and the data, where the plan does not determine them
 
     @property
     def finalists(self) -> int:
@@ -153,12 +155,13 @@ def list_searches(
     ]
     if trials is not None and trials < 4:
         raise InputError(f"--trials: {trials} is not allowed; must be ≥ 4")
-    return [_make_search(plan, name, task, trials, data_dir) for task in chosen for name in names]
+    return [make_search(plan, name, task, trials, data_dir) for task in chosen for name in names]
 
 
-def _make_search(
+def make_search(
     plan: TuningPlan, algorithm: str, task: str, trials: int | None, data_dir: str | None
 ) -> StepSizeSearch:
+    """Return the search of one algorithm on one task of the plan."""
     known_algorithms = registry.algorithms()
     if algorithm not in known_algorithms:
         raise InputError(f"algorithms.{algorithm}: there is no such algorithm")

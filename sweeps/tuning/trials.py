@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from dbo.platform.runs.atomic_io import append_durably
 from dbo.platform.runs.runner import Prepared, Result, prepare, run
 from dbo.sweeps.tuning.plan import StepSizes, StepSizeSearch
 
+_LOSSES = ("tune_loss", "upper_loss")
 _MIN_DISTANCE = 1e-12      # smaller distances are rounding errors
 
 
@@ -68,6 +69,7 @@ class TrialRunner:
 
     log: Path | None = None
     replay_only: bool = False         # raise `TrialNotLogged` instead of running a trial
+    on_trial: Callable[[], None] = lambda: None       # called after each trial that has run
     ran: int = 0
     _known: dict[str, TrialResult] = field(default_factory=dict)
     _costs: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
@@ -102,17 +104,28 @@ class TrialRunner:
                 self.log.parent.mkdir(parents=True, exist_ok=True)
                 line = json.dumps({"trial": asdict(trial), "outcome": asdict(found)}, allow_nan=False) + "\n"
                 append_durably(self.log.resolve(), line, "a trial")       # the user may have chosen a link
+            self.on_trial()
         return found
+
+    def has_logged(self, search: StepSizeSearch) -> bool:
+        """Decide whether the log has a trial of a search."""
+        keys = (json.loads(text) for text in self._known)
+        return any((key["algorithm"], key["setting"]) == (search.algorithm, hash_setting(search)) for key in keys)
 
     def _run(self, search: StepSizeSearch, trial: TrialKey, graph: int) -> TrialResult:
         budget, started = search.task_plan.budget, time.perf_counter()
         start, per_round = self._measure_cost(search)
+        if search.identity and start + per_round > budget:
+            raise InputError(
+                f"--budget: {budget} is not allowed; must be ≥ {int(start + per_round)}, the oracle calls of one round of "
+                f"{search.algorithm}")
         once = max(1, int((budget - start) // per_round))
         rounds = max(1, int((trial.stretch * budget - start) // per_round))
         experiment = make_experiment(search, trial.values, trial.seed, rounds, max(1, once // search.points), graph)
         result = self._run_experiment(search, experiment)
         history = result.history
-        values = compute_curve(history, search.task_plan.score)
+        score = search.task_plan.score
+        values = compute_curve(history, score)
         fifths = [float(np.mean(part)) for part in np.array_split(values, min(5, len(values)))] if len(values) else []
         finished = result.status == "finished"
         return TrialResult(
@@ -120,7 +133,7 @@ class TrialRunner:
             score=round(integrate_curve(count_calls(history, search), values, budget), 6) if finished else None,
             best=round(max(fifths), 6) if finished else None,
             end=round(fifths[-1], 6) if finished else None,
-            reached=float(f"{history[_find_scored_column(history)].iloc[-1]:.4g}") if finished else None,
+            reached=float(f"{history[_find_scored_column(history, score)].iloc[-1]:.4g}") if finished else None,
             rounds=int(history["round"].iloc[-1]) if len(history) else 0,
             oracle={name: int(history[name].iloc[-1]) if len(history) else 0 for name in search.plan.weights},
             seconds=round(time.perf_counter() - started, 2),
@@ -133,6 +146,8 @@ class TrialRunner:
             lowest = {name: low for key, (low, _) in search.ranges.items() for name in key.split("+")}
             result = self._run_experiment(search, make_experiment(search, lowest, search.plan.seeds.search))
             calls = count_calls(result.history, search)
+            if len(calls) < 2:
+                raise InputError(f"{search.algorithm} on {search.task}: a round with the smallest steps diverges")
             self._costs[key] = float(calls[0]), float(calls[1] - calls[0])
         return self._costs[key]
 
@@ -154,6 +169,7 @@ def hash_setting(search: StepSizeSearch, graph: int = 0) -> str:
         "budget": task_plan.budget, "score": task_plan.score,
         "weights": plan.weights, "points": search.points,
         "fixed": {name: str(value) for name, value in search.defaults.items() if name not in search.default_steps},
+        **({"identity": search.identity, "given": str(search.given)} if search.identity else {}),
     }
     return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -167,7 +183,7 @@ def make_experiment(
         **search.plan.experiment, **search.task_plan.experiment,
         "topology": search.topology(graph), "data_dir": search.data_dir, "seed": seed,
         "rounds": rounds, "eval_every": eval_every, "checkpoint_every": rounds,
-        "algorithm": {"name": search.algorithm, **fixed, **values},
+        "algorithm": {"name": search.algorithm, **fixed, **search.given, **values},
     })
 
 
@@ -181,15 +197,20 @@ def compute_curve(history: pd.DataFrame, score: str) -> NDArray[np.float64]:
     """Return the curve whose area is the score; higher is better.
 
     `accuracy`: the share of test samples that the nodes' own models classify correctly, as comparisons measure it.
-    `distance`: how many decades the solution is nearer than |x*|.
+    `distance`: how many decades the solution is nearer than |x*|. `tune_loss` and `upper_loss`: by how much of its
+    value at the start the loss has fallen.
     """
-    values = history[_find_scored_column(history)].to_numpy(np.float64)
+    values = history[_find_scored_column(history, score)].to_numpy(np.float64)
+    if score in _LOSSES:
+        return (values[:1] - values) / np.maximum(np.abs(values[:1]), _MIN_DISTANCE)
     if score == "distance":
         return np.asarray(-np.log10(np.maximum(values, _MIN_DISTANCE)), dtype=np.float64)
     return values
 
 
-def _find_scored_column(history: pd.DataFrame) -> str:
+def _find_scored_column(history: pd.DataFrame, score: str) -> str:
+    if score in _LOSSES:
+        return score
     return next(name for name in ("penalty_error", "solution_error", "node_accuracy_mean") if name in history)
 
 

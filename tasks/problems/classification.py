@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dbo.tasks.api import Array, Part, Problem, Split
+from dbo.tasks.api import Array, Part, Problem, Shard, Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +43,21 @@ class ClassificationProblem(Problem, ABC):
         ]
         accuracy, loss = np.array(found).reshape(-1, 2).T
         return {"test_accuracy": accuracy, "test_loss": loss}
+
+    def tune_losses(self, x: Array, y: Array) -> Array | None:
+        shard = self._tune_shard
+        if shard is None:
+            return None
+        return np.array([shard.f(x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))])
+
+    @cached_property
+    def _tune_shard(self) -> Shard | None:
+        """One row whose upper samples are the tune part: the loss on it is computed by the code of f."""
+        samples = self.samples
+        if samples.tune is None:
+            return None
+        upper = replace(samples, val=samples.tune)
+        return replace(self, samples=upper, train=self.train[:1], val=[np.arange(len(upper.val))]).shard([0])
 
     @cached_property
     def _test_features(self) -> Any:

@@ -31,6 +31,7 @@ class CoefficientTuning(Task):
     datasets: ClassVar[tuple[str, ...]] = ("digits", "newsgroups", "synthetic_text")
     accepts_sparse: ClassVar[bool] = True
     directions: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
+    strongly_convex: ClassVar[bool] = True
 
     dataset: str = param("digits", help="where the samples come from")
     reg_form: Literal["half_mean", "mean", "sum"] = param(

@@ -37,6 +37,7 @@ class HyperRepresentation(Task):
     datasets: ClassVar[tuple[str, ...]] = ("digits", "mnist")
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mnist": {"hidden": (96, 64)}}
     directions: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
+    strongly_convex: ClassVar[bool] = True
 
     dataset: str = param("digits", help="where the samples come from; dense features only")
     hidden: tuple[int, ...] = param(

@@ -34,6 +34,7 @@ class Quadratic(Task):
     directions: ClassVar[Mapping[str, Direction]] = {
         "test_loss": "min", "solution_error": "min", "hypergradient_error": "min", "penalty_error": "min",
     }
+    strongly_convex: ClassVar[bool] = True
 
     dim_x: int = param(20, ge=1, help="upper variables")
     dim_y: int = param(60, ge=1, help="lower variables")

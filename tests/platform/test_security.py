@@ -72,6 +72,7 @@ def test_the_payloads_work(tmp_path: Path) -> None:
 ALLOWED = {
     ("platform/config/plugins.py", "exec"): "a plugin is code that the user names",
     ("platform/config/yaml_io.py", "yaml.load"): "with a loader that is a SafeLoader",
+    ("platform/verify/shipping.py", "cloudpickle.loads"): "what the same command has just pickled, as Ray would",
 }
 FORBIDDEN = {
     "eval", "exec", "pickle.load", "pickle.loads", "pickle.Unpickler", "cPickle.loads", "dill.loads", "dill.load",
