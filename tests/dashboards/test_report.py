@@ -194,7 +194,7 @@ def test_planted_link_is_not_written_through(recorded: Path, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["topology.png", "figures/accuracy-mb.png", "figures/accuracy-mb.pdf"])
-def test_planted_link_is_not_drawn_through(copy: Copy, tmp_path: Path, name: str) -> None:
+def test_planted_link_is_not_followed_by_a_figure(copy: Copy, tmp_path: Path, name: str) -> None:
     """The picture replaces the link; the file that it points to stays."""
     comparison, foreign = copy("compare"), tmp_path / "foreign"
     foreign.write_text("mine")
