@@ -112,21 +112,19 @@ class RayEngine:
 
     def _assign(self) -> None:
         blocks = sorted(self._unassigned)
-        located = [self._actors[number].locate.remote() for number in blocks]
+        places: list[Place] = self._collect(
+            [self._actors[number].locate.remote() for number in blocks], timeout=self._settings.placement_timeout,
+            blocks=blocks, task="the start of their processes", option="engine.placement_timeout")
+        self._heartbeats.watch(dict(zip(blocks, places, strict=True)))
         if self._plugins:
             for number in blocks:
                 self._actors[number].load_plugins.remote(self._plugins)      # an actor runs its calls in order
-        assigned = [
+        self._collect([
             self._actors[number].assign.remote(
                 self._problem, self._experiment, self._network_ref, self.blocks[number], self._epoch, self._settings,
             )
             for number in blocks
-        ]
-        places: list[Place] = self._collect(
-            located, timeout=self._settings.placement_timeout, blocks=blocks, task="the start of their processes",
-            option="engine.placement_timeout")
-        self._heartbeats.watch(dict(zip(blocks, places, strict=True)))
-        self._collect(assigned, blocks=blocks, task="their data")
+        ], blocks=blocks, task="their data")
         self._unassigned.clear()
 
     # ---- rounds ----------------------------------------------------------------------------------------------------

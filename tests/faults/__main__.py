@@ -13,6 +13,10 @@
     nan       step sizes that diverge
     pickles   malicious payloads planted in every file that is read
     exposure  servers that are open to other users
+    shutdown  GCS and raylet stopped or killed when training has ended: the command ends in time, with exit code 0
+    silent    actors that are stopped: detected although a step may take 600 s
+    partition a machine cut off for 20 s and for good, in network namespaces (needs root)
+    fencing   two drivers on one URL: the second is refused, or takes over from a silent one, which is fenced
     soak      10,000 rounds on Ray and 100,000 in process
     sealed    final files damaged, emptied, removed: found, and repaired or refused
     mixed     results of another environment in a comparison
@@ -49,6 +53,10 @@ FAULTS = {      # name: module of tests.faults, function
     "sweep": ("tracking", "sweep"),
     "mlflow": ("tracking", "outage"),
     "actors": ("crash", "actors"),
+    "shutdown": ("shutdown", "shutdown"),
+    "silent": ("shutdown", "silence"),
+    "partition": ("partitions", "partitions"),
+    "fencing": ("fencing", "fencing"),
     "soak": ("soak", "soak"),
     "sealed": ("sealed", "damaged_results"),
     "mixed": ("sealed", "mixed_environments"),

@@ -148,6 +148,14 @@ class Machines:
         """Return the processes on a machine."""
         return [int(pid) for pid in _call("ip", "netns", "pids", self._space(number)).stdout.split()]
 
+    def wait_until_empty(self, number: int, seconds: float = 60) -> None:
+        """Wait until all processes on a machine have ended."""
+        deadline = time.monotonic() + seconds
+        while self.processes(number):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"processes {self.processes(number)} are left on machine {number}")
+            time.sleep(0.5)
+
     def remove(self) -> None:
         """End all processes and remove the namespaces."""
         for number in range(self.count):

@@ -1,6 +1,7 @@
 """Cut a machine off the cluster, for 20 seconds and for good, while a run uses it."""
 
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.runner import run
 from tests.faults.machines import PORT, Machines, find_obstacle, start_machines
 from tests.faults.row import Row, count_evaluations, hash_run
+from tests.faults.shutdown import find_event
 
 DETECTION_SECONDS = 30.0
 SETTINGS: dict[str, Any] = {
@@ -44,10 +46,9 @@ print(json.dumps({"machines": len(machines), "recoveries": len(result.summary["r
 def start_driver(machines: Machines, folder: Path, **engine: Any) -> Any:
     """Start a run on the cluster; return when some rounds are recorded."""
     settings = {**SETTINGS, "engine": {**SETTINGS["engine"], "address": f"{machines.address(0)}:{PORT}", **engine}}
-    log = open(folder.with_suffix(".log"), "wb")      # noqa: SIM115 - the process keeps it
-    import sys
-
-    process = machines.popen(0, sys.executable, "-c", DRIVER, json.dumps(settings), str(folder), stdout=log, stderr=log)
+    with open(folder.with_suffix(".log"), "wb") as log:
+        process = machines.popen(
+            0, sys.executable, "-c", DRIVER, json.dumps(settings), str(folder), stdout=log, stderr=log)
     deadline = time.monotonic() + 120
     while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_bytes().splitlines()) < 4:
         if process.poll() is not None or time.monotonic() > deadline:
@@ -65,10 +66,52 @@ def read_end(folder: Path) -> dict[str, Any]:
 
 def find_detection(folder: Path, since: float) -> float | None:
     """Return after how many seconds the loss was detected; None if nothing was lost."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return next((event["timestamp"] - since for event in events if event["kind"] == "lost"), None)
+    lost = find_event(folder, "lost")
+    return lost["timestamp"] - since if lost else None
 
 
 def run_undisturbed(folder: Path) -> Path:
     """Run the same experiment on one machine."""
     return run(Experiment(**SETTINGS), folder).folder
+
+
+def partitions(short: bool, sabotage: bool = False) -> Row:
+    """The link of one of three machines cut for 20 s and for good; then the healed machine joins again.
+
+    Sabotage: heartbeats have an hour, so that only Ray itself finds out.
+    """
+    row = Row("partitions", f"detected within {DETECTION_SECONDS:g} s, bit-identical")
+    if obstacle := find_obstacle():
+        row.count(False, obstacle)
+        return row
+    more = {"heartbeat_timeout": 3600.0} if sabotage else {}
+    with tempfile.TemporaryDirectory() as base, start_machines(3) as machines:
+        undisturbed = hash_run(run_undisturbed(Path(base) / "undisturbed"))
+        for seconds in (20, None) if not short and not sabotage else (None,):
+            folder = Path(base) / f"cut-{seconds}"
+            driver, cut = start_driver(machines, folder, **more), time.time()
+            machines.cut(2)
+            if seconds is not None:
+                time.sleep(seconds)
+                machines.heal(2)
+            code = driver.wait(timeout=400)
+            detection = find_detection(folder, cut)
+            row.seconds += [] if detection is None else [detection]
+            count_evaluations(row, folder, SETTINGS["rounds"] // SETTINGS["eval_every"] + 1)
+            same = hash_run(folder) == undisturbed
+            in_time = detection is not None and detection < DETECTION_SECONDS
+            row.count(code == 0 and same and (in_time or seconds is not None),
+                      f"cut for {seconds or 'ever'}: exit code {code}, detected after {detection}, same={same}")
+        if not short and not sabotage:
+            _rejoin(row, machines, Path(base) / "rejoined")
+    return row
+
+
+def _rejoin(row: Row, machines: Machines, folder: Path) -> None:
+    """Heal the link, run `ray start`, and check that the next run uses the machine."""
+    machines.heal(2)
+    machines.wait_until_empty(2)
+    machines.start_ray(2)
+    machines.wait_for(3)
+    code, used = start_driver(machines, folder).wait(timeout=200), read_end(folder)["machines"]
+    row.count(code == 0 and used == 3, f"after ray start: exit code {code}, {used} machines used")

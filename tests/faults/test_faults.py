@@ -13,7 +13,7 @@ from tests.faults import __main__ as faults
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
-    "messages", "disk", "flips", "nan", "pickles", "exposure", "sealed", "mixed", "secrets", "errors", "supervise",
+    "messages", "disk", "flips", "nan", "pickles", "exposure", "sealed", "mixed", "secrets", "errors", "supervise", "fencing",
 )
 ELSEWHERE = {
     "actors": ("platform/runs/test_recovery.py::test_killed_actors_do_not_change_results",
@@ -29,6 +29,12 @@ ELSEWHERE = {
     "exposure": ("platform/cli/test_submit.py::test_a_wrong_token_is_refused",
                  "platform/cli/test_doctor.py::test_a_real_mlflow_server_checks_the_host"),
     "raylet": ("platform/runs/test_driver_guard.py::test_a_dead_raylet_is_reported_and_recorded",),
+    "shutdown": ("platform/engine/test_ray_session.py::test_finished_run_exits_with_0",
+                 "platform/engine/test_ray_session.py::test_without_a_deadline_the_command_hangs"),
+    "silent": ("platform/engine/test_heartbeat.py::test_stopped_actor_is_found_within_30_seconds",
+               "platform/engine/test_heartbeat.py::test_long_native_call_is_no_silence"),
+    "partition": ("platform/engine/test_partitions.py::test_machine_that_is_cut_off_for_good",
+                  "platform/engine/test_partitions.py::test_machine_that_is_cut_off_for_20_seconds"),
     "soak": ("platform/engine/test_ray_engine.py::test_payloads_do_not_pile_up",),
 }
 

@@ -9,76 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.faults.shutdown import SHUTDOWN_SECONDS, end_after_hit, find_marked, marked_environment
 
 from dbo.platform.engine import ray_session
-
-pytestmark = pytest.mark.ray
-
-SECONDS = 30.0      # from the end of training to the end of the command, as docs/reliability.md states
-# Run `dbo run`, and hit a process of its cluster between the end of training and the release of the actors.
-COMMAND = """
-import os, signal, sys, time
-from dbo.platform.engine import ray_session
-from dbo.platform.engine.ray_engine import RayEngine
-
-name, number, mark, *command = sys.argv[1:]
-close = RayEngine.close
-
-def hit_and_close(engine):
-    pid = next(pid for pid, found in ray_session._own_processes.items() if found == name)
-    os.kill(pid, int(number))
-    time.sleep(0.2)
-    open(mark, "w").write(repr(time.time()))
-    close(engine)
-
-RayEngine.close = hit_and_close
-sys.argv = ["dbo", *command]
-from dbo.platform.cli.main import main
-main()
-"""
-OPTIONS = (
-    "rounds=3", "nodes=4", "task={name: quadratic, dim_x: 4, dim_y: 8}", "engine.nodes_per_actor=2", "tracking.uri=off",
-)
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Return an environment without a cluster, in which the processes of the test can be found; end them."""
-    mark = f"shutdown-{os.getpid()}-{time.monotonic_ns()}"
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    yield {**plain, "DBO_TEST_MARK": mark}
-    for pid in find_marked(mark):
-        os.kill(pid, signal.SIGKILL)
+def environment() -> Iterator[dict[str, str]]:
+    """Return an environment without a cluster; processes that inherit it are ended after the test."""
+    with marked_environment() as found:
+        yield found
 
 
-def find_marked(mark: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def end_with(name: str, number: int, folder: Path, environment: dict[str, str]) -> tuple[int, float, str]:
-    """Return exit code, seconds since the end of training, and output of a run whose Ray was hit."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, name, str(int(number)), str(folder / "hit"),
-         "run", *OPTIONS, "--out", str(folder / "run")],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )
-    return done.returncode, time.time() - float((folder / "hit").read_text()), done.stdout + done.stderr
-
-
+@pytest.mark.ray
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
 def test_finished_run_exits_with_0(name: str, number: int, tmp_path: Path, environment: dict[str, str]) -> None:
     """Although the GCS or the raylet is stopped or dead when training has ended; no process is left behind."""
-    code, seconds, output = end_with(name, number, tmp_path, environment)
+    code, seconds, output = end_after_hit(name, number, tmp_path, environment)
     assert code == 0, output
-    assert seconds < SECONDS
+    assert seconds < SHUTDOWN_SECONDS
     assert '"status": "finished"' in (tmp_path / "run" / "summary.json").read_text()
     assert (tmp_path / "run" / "report.html").exists()
     deadline = time.monotonic() + 75         # agents of Ray retry to reach the GCS for a minute
@@ -87,18 +37,14 @@ def test_finished_run_exits_with_0(name: str, number: int, tmp_path: Path, envir
         time.sleep(0.5)
 
 
+@pytest.mark.ray
 @pytest.mark.slow
-def test_without_deadlines_the_command_hangs(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_without_a_deadline_the_command_hangs(tmp_path: Path, environment: dict[str, str]) -> None:
     """Control: Ray's own end waits for a stopped raylet for ever."""
-    code = COMMAND.replace("RayEngine.close = hit", "import atexit; atexit.register = lambda *a, **k: None\nRayEngine.close = hit")
-    assert code != COMMAND
     with pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run(
-            [sys.executable, "-c", code.replace("main()\n", "import ray; main()\n"), "raylet", str(int(signal.SIGSTOP)), str(tmp_path / "hit"),
-             "run", *OPTIONS, "--out", str(tmp_path / "run")],
-            env=environment, capture_output=True, timeout=2 * SECONDS, check=False,
-        )
+        end_after_hit("raylet", signal.SIGSTOP, tmp_path, environment, sabotage=True, timeout=90)
     assert (tmp_path / "hit").exists()
+    assert time.time() - float((tmp_path / "hit").read_text()) > SHUTDOWN_SECONDS
 
 
 @pytest.mark.parametrize(("code", "recorded"), [(None, 0), (0, 0), (2, 2), ("text", 1)])

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
+from tests.faults.fencing import open_lease, race, read_content, run_s3_server
 
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import FolderLockedError, InputError, RunError
@@ -24,21 +24,8 @@ STORES = ("file", "memory", "s3")
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """Return a bucket on a server that answers like S3."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.delenv("AWS_PROFILE", raising=False)
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
-        fsspec.filesystem("s3").clear_instance_cache()
-        yield "s3://bucket"
-    server.stop()
+    with run_s3_server() as bucket:
+        yield bucket
 
 
 @pytest.fixture
@@ -55,13 +42,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 on_every_store = pytest.mark.parametrize("url", STORES, indirect=True)
 
 
-def lease_of(url: str) -> Lease:
-    files, root = fsspec.core.url_to_fs(url)
-    return Lease(files, root, url)
-
-
 def held(url: str) -> Lease:
-    lease = lease_of(url)
+    lease = open_lease(url)
     lease.acquire(print)
     return lease
 
@@ -77,12 +59,6 @@ def other_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Lease]:
             return held(url)
 
     return take
-
-
-def content(url: str) -> dict[str, bytes]:
-    files, root = fsspec.core.url_to_fs(url)
-    files.invalidate_cache()
-    return {name: files.cat_file(name) for name in files.find(root) if "/.lease/" not in name}
 
 
 # ---- the lease -------------------------------------------------------------------------------------------------------
@@ -110,7 +86,7 @@ def test_silent_driver_is_replaced_and_fenced(
     monkeypatch.setattr(module, "EXPIRY_SECONDS", 0.3)
     threading.Event().wait(0.5)
     notices: list[str] = []
-    new = lease_of(url)
+    new = open_lease(url)
     new.acquire(notices.append)
     assert "has expired" in notices[0]
     with pytest.raises(RunError, match=r"taken over \(generation 2, this one has 1\)"):
@@ -139,26 +115,7 @@ def test_renewed_lease_is_not_taken(url: str, monkeypatch: pytest.MonkeyPatch) -
 def test_only_one_of_many_gets_the_lease(url: str) -> None:
     """Eight drivers at the same moment, five times."""
 
-    def race(place: str) -> int:
-        barrier, winners = threading.Barrier(8), []
-
-        def compete() -> None:
-            mine = lease_of(place)
-            barrier.wait()
-            try:
-                mine.acquire(print)
-                winners.append(mine)
-            except (FolderLockedError, RunError):
-                pass
-
-        threads = [threading.Thread(target=compete) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return len(winners)
-
-    assert [race(f"{url}-{number}") for number in range(5)] == [1] * 5
+    assert [race(f"{url}-{number}", 8) for number in range(5)] == [1] * 5
 
 
 def test_killed_driver_on_this_machine_is_replaced_at_once(url: str) -> None:
@@ -192,7 +149,7 @@ def test_run_at_a_url_in_use_is_refused(url: str, tiny: Any, other_machine: Call
     other_machine(url)
     with pytest.raises(InputError, match="is in use by another run"):
         run(tiny(), url)
-    assert content(url) == {}
+    assert read_content(url) == {}
 
 
 @on_every_store
@@ -205,8 +162,8 @@ def test_run_that_lost_its_lease_writes_nothing_more(
 
     def lose_in_round_5(engine: LocalEngine, round_: int) -> None:
         if round_ == 5:
-            lease_of(url)._create(2)
-            before.update(content(url))
+            open_lease(url)._create(2)
+            before.update(read_content(url))
         original(engine, round_)
 
     monkeypatch.setattr(LocalEngine, "advance", lose_in_round_5)
@@ -218,7 +175,7 @@ def test_run_that_lost_its_lease_writes_nothing_more(
         monkeypatch.setattr(Lease, "check", lambda self, force=False: None)
         run(experiment, url)
     assert before
-    assert (content(url) == before) is is_fenced
+    assert (read_content(url) == before) is is_fenced
 
 
 def test_refused_run_leaves_nothing_at_its_url(url: str, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
