@@ -62,8 +62,8 @@ _PLACES = {
     "dbo.platform.errors": ("InputError", "RunError"),
     "dbo.algorithms.api": (
         "AVERAGED_INVERSE", "Array", "Claim", "Compressor", "Identity", "Key", "LOCAL_INVERSE", "Limit", "MINIMISER",
-        "Message", "Noise", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE", "TopK", "algorithm",
-        "compressor", "counter", "mean", "mix", "round_key",
+        "Message", "Noise", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE", "TopK",
+        "algorithm", "compressor", "counter", "mean", "mix", "round_key",
     ),
     "dbo.platform.network.topology": ("topology",),
     "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),

@@ -23,6 +23,7 @@ def verify_algorithms(
     topology: Annotated[str, typer.Option("--topology", metavar="NAME", help="Communication graph.")] = "ring",
     markdown: Annotated[Path | None, typer.Option(
         "--markdown", metavar="FILE", help="Also write the table to this file, in Markdown.")] = None,
+    noise: Annotated[bool, typer.Option("--noise", help="Check the claims about mini-batches instead.")] = False,
 ) -> None:
     """Check algorithms against closed-form solutions.
 
@@ -36,6 +37,11 @@ def verify_algorithms(
 
     plugins.load(tuple(plugin or ()))
     names = [pick("--algorithm", name, algorithms()) for name in dict.fromkeys(algorithm or algorithms())]
+    if noise:
+        from dbo.platform.cli.verify_noise import verify_noise_claims
+
+        verify_noise_claims(names, markdown)
+        return
     pick("--topology", topology, (name for name in TOPOLOGIES if name != "edges"))
     if markdown is not None:
         table.split_markdown(markdown)
