@@ -19,8 +19,10 @@ from dbo.algorithms.api import (
     Claim,
     Key,
     Message,
+    Noise,
     Packed,
     Shard,
+    TopK,
     algorithm,
     counter,
     mean,
@@ -122,6 +124,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
         # On identical nodes rounding errors grow 1000-fold in 50 rounds: they cause a floor after 300 rounds, not 150.
         limit=PENALTY, invariants=invariants, rounds=150, floor=("eta_in", "eta_out", "gamma_in"),
         steps={"inner_steps": 8, "eta_in": 0.04, "eta_out": 0.1, "gamma_in": 0.08, "gamma_out": 0.8},
+        noise=Noise(
+            scale=("eta_in", "eta_out"), shared=True,
+            steps={"inner_steps": 3, "eta_in": 0.05, "eta_out": 0.05, "compressor": TopK(ratio=0.5)},
+        ),
     ),
 )
 async def c2dfb_nc(st: State, shard: Shard, cfg: Config) -> State:

@@ -15,7 +15,7 @@ departs: without `batch_size`, full local batches instead of samples.
 from dataclasses import dataclass
 from typing import Literal
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.soba import directions, first_order_directions
 
 
@@ -70,6 +70,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=300, floor=("eta_x", "eta_y", "eta_v"),
         steps={"eta_x": 0.1, "eta_y": 0.12, "eta_v": 0.12},
+        noise=Noise(scale=("eta_x", "eta_y", "eta_v"), rounds=400),
     ),
 )
 async def d_soba(st: State, shard: Shard, cfg: Config) -> State:

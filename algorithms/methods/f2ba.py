@@ -16,7 +16,7 @@ departs: z starts each round where it ended; the authors' code starts it at y (`
 from dataclasses import dataclass
 from typing import Literal
 
-from dbo.algorithms.api import PENALTY, Array, Claim, Shard, algorithm, counter, param, round_key
+from dbo.algorithms.api import PENALTY, Array, Claim, Noise, Shard, algorithm, counter, param, round_key
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
 
 
@@ -65,6 +65,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam, single_machine=True,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=80, steps={"inner_steps": 10, "eta_in": 0.6, "eta_out": 0.3},
+        noise=Noise(scale=("eta_in", "eta_out"), shared=True, steps={"inner_steps": 3, "eta_in": 0.2, "eta_out": 0.1}),
     ),
 )
 async def f2ba(st: State, shard: Shard, cfg: Config) -> State:

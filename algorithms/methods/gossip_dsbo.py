@@ -24,6 +24,7 @@ from dbo.algorithms.api import (
     Array,
     Claim,
     Key,
+    Noise,
     Shard,
     algorithm,
     counter,
@@ -97,6 +98,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     claim=Claim(
         limit=AVERAGED_INVERSE, invariants=invariants, rounds=250, floor=("eta_x", "eta_y", "theta"),
         steps={"eta_x": 0.06, "eta_y": 0.1, "theta": 0.15, "lipschitz": 1.6, "neumann_terms": 20},
+        noise=Noise(scale=("eta_x", "eta_y"), steps={"theta": 0.5, "neumann_terms": 4}),
     ),
 )
 async def gossip_dsbo(st: State, shard: Shard, cfg: Config) -> State:

@@ -20,7 +20,20 @@ departs: without `batch_size`, full local batches instead of samples.
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Key, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import (
+    MINIMISER,
+    Array,
+    Claim,
+    Key,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    param,
+    round_key,
+)
 from dbo.algorithms.kernels.fused import add_in_place, gossip_in_place
 
 
@@ -72,6 +85,7 @@ def count_batches(cfg: Config) -> int:
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x", "eta_y"),
         steps={"inner_steps": 3, "higp_steps": 60, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 0.7},
+        noise=Noise(scale=("eta_x", "eta_y"), steps={"inner_steps": 2, "higp_steps": 8}),
     ),
 )
 async def madsbo(st: State, shard: Shard, cfg: Config) -> State:

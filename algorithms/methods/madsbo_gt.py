@@ -11,7 +11,7 @@ for that change, and those of MA-DSBO.
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, round_key
+from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, round_key
 from dbo.algorithms.kernels.fused import gossip_in_place
 from dbo.algorithms.methods.madsbo import Config, count_batches, higp
 
@@ -51,6 +51,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x",),
         steps={"inner_steps": 4, "higp_steps": 80, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 0.7},
+        noise=Noise(scale=("eta_x", "eta_y"), steps={"inner_steps": 2, "higp_steps": 8}),
     ),
 )
 async def madsbo_gt(st: State, shard: Shard, cfg: Config) -> State:

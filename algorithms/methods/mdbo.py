@@ -17,7 +17,19 @@ departs: without `batch_size`, full local batches; the whole truncated series by
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import LOCAL_INVERSE, Array, Claim, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import (
+    LOCAL_INVERSE,
+    Array,
+    Claim,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    param,
+    round_key,
+)
 from dbo.algorithms.kernels.fused import add_in_place, average_in_place, gossip_in_place
 from dbo.algorithms.parts.neumann import Neumann, draw_from, hypergradient
 
@@ -112,6 +124,7 @@ def tracking_invariants(before: State, after: State, cfg: Config) -> dict[str, A
         limit=LOCAL_INVERSE, invariants=invariants, rounds=400,
         steps={"eta": 0.3, "beta_x": 0.5, "beta_y": 0.5, "alpha_x": 2.0, "alpha_y": 2.0,
                "lipschitz": 1.6, "neumann_terms": 20},
+        noise=Noise(scale=("eta",), steps={"eta": 0.2, "alpha_x": 4.0, "alpha_y": 4.0, "neumann_terms": 4}),
     ),
 )
 async def mdbo(st: State, shard: Shard, cfg: Config) -> State:

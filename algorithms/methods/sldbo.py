@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import array_api_compat
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.soba import Directions, directions
 
 
@@ -67,6 +67,9 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     packets=lambda cfg: 1, batches=lambda cfg: 1,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=600, steps={"eta_x": 0.08, "eta_y": 0.1, "eta_v": 0.1},
+        noise=Noise(
+            scale=("eta_x", "eta_y", "eta_v"), steps={"eta_x": 0.04, "eta_y": 0.06, "eta_v": 0.06}, rounds=400,
+        ),
     ),
 )
 async def sldbo(st: State, shard: Shard, cfg: Config) -> State:

@@ -15,7 +15,7 @@ departs: as MDBO (see mdbo.py); the first estimates see all samples, where the p
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import LOCAL_INVERSE, Array, Claim, Shard, algorithm, counter, mix, param, round_key
+from dbo.algorithms.api import LOCAL_INVERSE, Array, Claim, Noise, Shard, algorithm, counter, mix, param, round_key
 from dbo.algorithms.methods import mdbo
 from dbo.algorithms.methods.mdbo import State, count_batches, local_hypergradient, lower_batch, tracking_invariants
 from dbo.algorithms.parts.neumann import hypergradient
@@ -65,6 +65,11 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     claim=Claim(
         limit=LOCAL_INVERSE, invariants=invariants, rounds=400,
         steps={"eta": 0.3, "beta_x": 0.5, "beta_y": 0.5, "lipschitz": 1.6, "neumann_terms": 20},
+        noise=Noise(
+            scale=("eta",), reduced=True, shared=True, below="mdbo",
+            # α η² far below β η: otherwise the steps follow the noise of the estimates, reduced or not.
+            steps={"eta": 0.1, "alpha_x": 2.0, "alpha_y": 2.0, "neumann_terms": 4}, rounds=400,
+        ),
     ),
 )
 async def vrdbo(st: State, shard: Shard, cfg: Config) -> State:

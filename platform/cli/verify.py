@@ -27,6 +27,8 @@ def verify_components(
     topology: Annotated[str, typer.Option("--topology", metavar="NAME", help="Communication graph.")] = "ring",
     markdown: Annotated[Path | None, typer.Option(
         "--markdown", metavar="FILE", help="Also write the table of algorithms to this file, in Markdown.")] = None,
+    noise: Annotated[bool, typer.Option(
+        "--noise", help="Check the claims of algorithms about mini-batches instead.")] = False,
 ) -> None:
     """Check algorithms against closed-form solutions, or tasks.
 
@@ -38,6 +40,13 @@ def verify_components(
     plugins.load(tuple(plugin or ()))
     if arguments and not task:
         raise InputError(f"{arguments[0]!r} is not allowed without --task")
+    if noise:
+        from dbo.algorithms.registry import algorithms
+        from dbo.platform.cli.verify_noise import verify_noise_claims
+        from dbo.platform.config.validation import pick
+
+        verify_noise_claims([pick("--algorithm", name, algorithms()) for name in algorithm or algorithms()], markdown)
+        return
     failed = _verify_algorithms(algorithm, topology, markdown) if algorithm or not task else []
     failed += _verify_tasks(task or [], tuple(plugin or ()), arguments or [])
     if failed:

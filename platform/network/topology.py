@@ -14,12 +14,12 @@ from zlib import crc32
 
 import networkx as nx
 import numpy as np
-from dbo.components import Registry
 from numpy.typing import NDArray
 from scipy.linalg import eigvalsh
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+from dbo.components import Registry
 from dbo.parameters import param
 
 Graph: TypeAlias = "nx.Graph[int]"

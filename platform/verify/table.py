@@ -41,19 +41,26 @@ def _format_numbers(values: Iterable[float]) -> str:
     )
 
 
-def split_markdown(path: Path) -> tuple[str, str]:
+def split_markdown(path: Path, marks: tuple[str, str] = (BEGIN, END)) -> tuple[str, str]:
     """Return the text of a Markdown file before and after the table; a new file has none."""
     if not path.exists():
         return "", ""
-    text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise InputError(f"--markdown: {path} must be a new file, or hold the lines {BEGIN.strip()} and {END.strip()}")
-    return text.partition(BEGIN)[0], text.partition(END)[2]
+    text, (begin, end) = path.read_text(encoding="utf-8"), marks
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise InputError(f"--markdown: {path} must be a new file, or hold the lines {begin.strip()} and {end.strip()}")
+    return text.partition(begin)[0], text.partition(end)[2]
 
 
 def write_markdown(path: Path, certificates: Sequence[Certificate]) -> None:
     """Write the table between its two marks and keep the rest of the file."""
-    before, after = split_markdown(path)
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *map(format_row, certificates)]
+    write_table(path, HEADINGS, map(format_row, certificates), (BEGIN, END))
+
+
+def write_table(
+    path: Path, headings: Sequence[str], rows: Iterable[Sequence[str]], marks: tuple[str, str]
+) -> None:
+    """Write any table between two marks and keep the rest of the file."""
+    before, after = split_markdown(path, marks)
+    lines = [headings, ("---",) * len(headings), *rows]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    path.write_text(before + BEGIN + table + END + after, encoding="utf-8")
+    path.write_text(before + marks[0] + table + marks[1] + after, encoding="utf-8")
