@@ -102,7 +102,7 @@ def test_data_files_are_packed(tmp_path: Path, job: Path, nested: bool) -> None:
 
 @pytest.mark.parametrize("dataset", ["csv", "arrays", "libsvm"])
 @pytest.mark.parametrize("content", [
-    b"hunter2\n", b"a,b\nhunter2,1\n", b"-----BEGIN KEY-----\nhunter2\nhunter3\n-----END KEY-----\n", b"\xffhunter2", b"",
+    b"hunter2\n", b"a,b\nhunter2,1\n", b"-----BEGIN KEY-----\nhunter2\nhunter3\n-----END-----\n", b"\xffhunter2", b"",
 ])
 def test_only_what_the_data_set_reads_is_packed(tmp_path: Path, job: Path, dataset: str, content: bytes) -> None:
     """`task.file` that names a token is refused without the token, and no copy is left."""
