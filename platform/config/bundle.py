@@ -7,7 +7,7 @@ it to a cluster, and the error does not quote it.
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def _copy_data_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     given = {**task, **chosen} if isinstance(chosen, Mapping) else dict(task)
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     kind = DATASETS[name] if isinstance(name, str) and name in DATASETS else None
-    known = {field.name for field in fields(kind)} if kind is not None else set()
+    known: set[str] = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
     files = {key: value for key, value in given.items() if is_file_key(key) and value and key in known}
     if kind is None or not files:
         return dict(task)
