@@ -69,3 +69,14 @@ def test_engine_benchmark_runs() -> None:
     assert len(re.findall("Ray : in process" + JUDGED, output)) == 2
     assert "gloo and in process: the same x after" in output
     assert re.search("gloo, message by message : Ray" + JUDGED, output)
+
+
+def test_ceilings_are_printed() -> None:
+    """A row per task and metric; the ceiling of hyper-cleaning is above its floor."""
+    output = run_benchmark("ceilings.py")
+    assert {line.split("|")[1].strip() for line in output.splitlines()[2:]} == {
+        "hyper_cleaning/digits", "coefficient_tuning/digits", "hyper_representation/digits", "logistic_synthetic",
+        "policy_evaluation", "quadratic",
+    }
+    (row,) = re.findall(r"hyper_cleaning/digits \| 719 \| 610 \| test_accuracy \| (\S+) \| (\S+) \|", output)
+    assert float(row[0]) < float(row[1])

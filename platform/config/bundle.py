@@ -4,22 +4,27 @@ A file is copied only if it is what its key asks for. A key that names a token o
 it to a cluster, and the error does not quote it.
 """
 
+import shutil
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from dbo.platform.config.paths import expand_user
+from dbo.platform.config.paths import expand_user, is_file_key
 from dbo.platform.config.presets import read_file
+from dbo.platform.config.validation import build
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import parse_edges
+from dbo.tasks.registry import DATASETS
 
 _EDGE_LIST = "topology.file"
 _PRESETS = "presets"
+_LARGEST = 100_000_000      # bytes of one data file: Ray uploads a job's folder with every submission
 
 
 def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Copy plugins, presets and the edge list of an experiment's data into `folder`; return the data with the copies' names."""
+    """Copy plugins, presets, edge list and data files into `folder`; return the experiment with the copies' names."""
     result = dict(data)
     if "plugins" in data:
         result["plugins"] = [
@@ -31,11 +36,56 @@ def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, An
         result["topology"] = {**topology, "file": copy_file(topology["file"], folder)}
     if data.get("presets") is not None:
         result["presets"] = copy_file(data["presets"], folder, _PRESETS)
+    if isinstance(task := data.get("task"), Mapping):
+        result["task"] = _copy_data_files(task, folder)
     return result
 
 
+def _copy_data_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Copy the files of the task's data set, if the data set can read them; return the section with their names.
+
+    A file of a task that is not one of its data set cannot be checked here: its path is kept.
+    """
+    chosen = task.get("dataset")
+    given = {**task, **chosen} if isinstance(chosen, Mapping) else dict(task)
+    name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+    kind = DATASETS[name] if isinstance(name, str) and name in DATASETS else None
+    known: set[str] = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
+    files = {key: value for key, value in given.items() if is_file_key(key) and value and key in known}
+    if kind is None or not files:
+        return dict(task)
+    names = {key: _copy_data_file(file, folder, f"task.{key}") for key, file in files.items()}
+    copies = {key: str(folder / copied) for key, copied in names.items()}
+    try:      # the copies, not the files themselves, which may change in between
+        build("task", kind, {**given, **copies}).load(0, None)
+    except Exception:
+        for copied in copies.values():
+            Path(copied).unlink(missing_ok=True)
+        shown = ", ".join(files.values())
+        raise InputError(f"task.file: {shown} cannot be read as {name}; `dbo run` shows why") from None
+    if isinstance(chosen, Mapping):
+        own = {key: value for key, value in names.items() if key in chosen}
+        return {**task, **{key: value for key, value in names.items() if key in task}, "dataset": {**chosen, **own}}
+    return {**task, **names}
+
+
+def _copy_data_file(file: str, folder: Path, key: str) -> str:
+    source = expand_user(file)
+    if (folder / source.name).exists():
+        raise InputError(f"{key}: {file}: two files of an experiment are called {source.name}")
+    try:
+        if (size := source.stat().st_size) > _LARGEST:
+            raise InputError(
+                f"{key}: {file} has {size / 1e6:.0f} MB; a job's files may have {_LARGEST / 1e6:.0f} MB each"
+            )
+        shutil.copyfile(source, folder / source.name)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{key}: {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return source.name
+
+
 def copy_file(file: str, folder: Path, key: str = _EDGE_LIST) -> str:
-    """Copy the file that `key` names into `folder` and return its name there: an edge list, presets, or else a plugin."""
+    """Copy the file that `key` names into `folder`, return its name there: an edge list, presets, or else a plugin."""
     source = expand_user(file)
     if (folder / source.name).exists():
         raise InputError(f"{key}: {file}: two files of an experiment are called {source.name}")

@@ -47,6 +47,8 @@ class Csv:
             raise ValueError(f"{where} is empty; must have a line per sample")
         names, lines = _split_header(lines)
         column = self._find_column(names)
+        if len(names) < 2:
+            raise ValueError(f"{where} has a single column; must have features and a label")
         if not lines:
             raise ValueError(f"{where} has a header and no samples")
         features = np.empty((len(lines), len(names) - 1))

@@ -48,7 +48,7 @@ class ImageFiles:
         official, test = self.read(data_dir)
         official = subsample(official, images / len(official), seed, f"{self.name}.images")
         raw = split_two_ways(official, test, CLASSES, val_fraction, seed)
-        return Split(*(self.normalise(part) for part in raw.parts), CLASSES)
+        return Split(self.normalise(raw.train), self.normalise(raw.val), self.normalise(raw.test), CLASSES)
 
     def normalise(self, part: Part) -> Part:
         """Return pixels 0 … 255 as float32 with mean 0 and deviation 1 in each channel of the training images."""

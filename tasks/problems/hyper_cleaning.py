@@ -38,6 +38,7 @@ class HyperCleaning(Task):
     dataset_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         name: {"random_features": 1_000, "components": 400, "images": 10_000} for name in ("mnist", "fashion_mnist")
     }
+    strongly_convex: ClassVar[bool] = True
     directions: ClassVar[Mapping[str, Direction]] = {
         "test_accuracy": "max", "test_loss": "min", "corruption_f1": "max",
     }
@@ -61,10 +62,13 @@ class HyperCleaning(Task):
         phi = RandomFeatures.fit(
             known, self.random_features, self.components, generator(setup.seed, "hyper_cleaning.features")
         )
+
+        def represent(part: Part) -> Part:
+            return Part(phi(np.asarray(part.features)), part.labels)
+
         mapped = Split(
-            Part(phi(samples.train.features), labels),
-            Part(phi(samples.val.features), samples.val.labels),
-            Part(phi(samples.test.features), samples.test.labels), samples.classes,
+            represent(Part(samples.train.features, labels)), represent(samples.val), represent(samples.test),
+            samples.classes, None if samples.tune is None else represent(samples.tune),
         )
         return HyperCleaningProblem(mapped, train, val, setup.seed, setup.dtype, corrupted, self.mu)
 
@@ -203,7 +207,8 @@ class HyperCleaningShard(Shard):
         out = xp.zeros_like(x).reshape(-1)
         at = _index(self.positions, x)
         out[_index(self.cells[self.positions], x)] = (weights * (1.0 - weights) * values)[at]
-        return out.reshape(x.shape)
+        rows: Array = out.reshape(x.shape)
+        return rows
 
     def _matrix(self, y: Array) -> Array:
         return y.reshape(y.shape[0], -1, self.classes)

@@ -25,6 +25,7 @@ from dbo.tasks.arrays import hash_arrays
 class LogisticSynthetic(Task):
     """Logistic regression (lower level) with tuned regularisation; node i's features are i times as large."""
 
+    strongly_convex: ClassVar[bool] = True
     directions: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
 
     dim: int = param(200, ge=1, le=100_000, help="p, the features: entries of x and of y")
@@ -207,10 +208,12 @@ class LogisticShard(Shard):
         return gradient
 
     def g_y(self, x: Array, y: Array) -> Array:
-        return self.train.gradient(y) + self.scale * array_namespace(x).exp(x) * y
+        gradient: Array = self.train.gradient(y) + self.scale * array_namespace(x).exp(x) * y
+        return gradient
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        return self.train.product(y, v) + self.scale * array_namespace(x).exp(x) * v
+        product: Array = self.train.product(y, v) + self.scale * array_namespace(x).exp(x) * v
+        return product
 
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
         product: Array = self.scale * array_namespace(x).exp(x) * y * v

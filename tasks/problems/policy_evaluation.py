@@ -31,6 +31,7 @@ from dbo.tasks.arrays import hash_arrays
 class PolicyEvaluation(Task):
     """Linear value function (upper level) with a small mean Bellman residual (lower level) over the nodes' MDPs."""
 
+    strongly_convex: ClassVar[bool] = True
     directions: ClassVar[Mapping[str, Direction]] = {
         "test_loss": "min", "value_error": "min", "solution_error": "min",
     }
@@ -81,7 +82,8 @@ def _sample_rows(chances: Array, count: int, rng: np.random.Generator) -> Array:
     cumulative = np.cumsum(chances, axis=1)
     draws = rng.random((len(chances), count)) * cumulative[:, -1:]
     after = [np.searchsorted(row, drawn, side="right") for row, drawn in zip(cumulative, draws, strict=True)]
-    return np.minimum(np.concatenate(after), len(chances) - 1)
+    states: Array = np.minimum(np.concatenate(after), len(chances) - 1)
+    return states
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,3 +78,56 @@ def test_a_job_does_not_send_a_token(tiny: Callable[..., Experiment], tmp_path: 
         submit.experiment_job(experiment).pack(job)
     assert SECRET not in str(error.value)
     assert not any(SECRET in file.read_text() for file in job.iterdir())
+
+
+# ---- data files ------------------------------------------------------------------------------------------------------
+
+
+TABLE = "a,b,kind\n" + "".join(f"{k},{k % 3},{k % 2}\n" for k in range(20))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_data_files_are_packed(tmp_path: Path, job: Path, nested: bool) -> None:
+    """The files of a data set travel with the job, byte for byte; the experiment names the copies."""
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_text(TABLE)
+    keys = {"file": str(tmp_path / "train.csv"), "test_file": str(tmp_path / "test.csv"), "label": "kind"}
+    task = {"name": "coefficient_tuning", **({"dataset": {"name": "csv", **keys}} if nested else
+                                             {"dataset": "csv", **keys})}
+    packed = bundle.copy_experiment_files({"task": task}, job)["task"]
+    section = packed["dataset"] if nested else packed
+    assert (section["file"], section["test_file"], section["label"]) == ("train.csv", "test.csv", "kind")
+    assert {file.name: file.read_text() for file in job.iterdir()} == {"train.csv": TABLE, "test.csv": TABLE}
+
+
+@pytest.mark.parametrize("dataset", ["csv", "arrays", "libsvm"])
+@pytest.mark.parametrize("content", [
+    b"hunter2\n", b"a,b\nhunter2,1\n", b"-----BEGIN KEY-----\nhunter2\nhunter3\n-----END-----\n", b"\xffhunter2", b"",
+])
+def test_only_what_the_data_set_reads_is_packed(tmp_path: Path, job: Path, dataset: str, content: bytes) -> None:
+    """`task.file` that names a token is refused without the token, and no copy is left."""
+    (tmp_path / "token").write_bytes(content)
+    task = {"name": "coefficient_tuning", "dataset": dataset, "file": str(tmp_path / "token")}
+    message = refused(job, {"task": task})
+    assert message.startswith(f"task.file: {tmp_path}/token cannot be read as {dataset};")
+    assert SECRET not in message
+
+
+def test_large_data_files_are_refused(tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would upload them with every submission."""
+    (tmp_path / "data.csv").write_text(TABLE)
+    monkeypatch.setattr(bundle, "_LARGEST", 100)
+    task = {"name": "coefficient_tuning", "dataset": "csv", "file": str(tmp_path / "data.csv")}
+    assert refused(job, {"task": task}).startswith(f"task.file: {tmp_path}/data.csv has 0 MB; a job's files may have")
+
+
+def test_a_packed_experiment_has_the_same_run_key(tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the cluster the file has another path and the same content."""
+    (tmp_path / "data.csv").write_text(TABLE)
+    task = {"name": "coefficient_tuning", "dataset": "csv", "file": str(tmp_path / "data.csv"), "label": "kind"}
+    experiment = Experiment(task=task)
+    submit.experiment_job(experiment).pack(job)
+    monkeypatch.chdir(job)
+    sent = Experiment.read("experiment.yaml")
+    assert sent.task["file"] == "data.csv"
+    assert sent.run_key == experiment.run_key

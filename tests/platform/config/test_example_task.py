@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tasks.datasets.test_mnist import write_files
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.runner import run
-from tests.tasks.datasets.test_mnist import write_files
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "cnn_task.py"

@@ -174,6 +174,8 @@ BAD_TABLES = {
     "NaN": ("a,b,kind\n1,2,0\n1,nan,1\n", "line 3, column b: nan is not allowed; must be finite"),
     "empty label": ("a,b,kind\n1,2,0\n1,2,\n", "line 3: the label is empty"),
     "short line": ("a,b,kind\n1,2,0\n1,1\n", "line 3: 2 columns; must be 3"),
+    "one column": ("kind\n0\n1\n", "has a single column"),
+    "a label that is no class": ("a,kind\n1,4\n2,6\n3,7\n4,8\n", "4 classes in 4 samples; is it the right label"),
     "one class": ("a,b,kind\n1,2,0\n1,2,0\n", "only the class 0"),
     "real label": ("a,b,kind\n1,2,0.5\n1,2,0\n", "has the label 0.5; must be a class"),
 }
