@@ -19,7 +19,7 @@ _PRESETS = "presets"
 
 
 def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Copy plugins, presets and the edge list of an experiment's data into `folder`; return the data with the copies' names."""
+    """Copy plugins, presets and the edge list of an experiment to `folder`; return its data with the copies' names."""
     result = dict(data)
     if "plugins" in data:
         result["plugins"] = [
@@ -35,7 +35,7 @@ def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, An
 
 
 def copy_file(file: str, folder: Path, key: str = _EDGE_LIST) -> str:
-    """Copy the file that `key` names into `folder` and return its name there: an edge list, presets, or else a plugin."""
+    """Copy the file that `key` names into `folder` and return its name there: an edge list, presets, or a plugin."""
     source = expand_user(file)
     if (folder / source.name).exists():
         raise InputError(f"{key}: {file}: two files of an experiment are called {source.name}")
