@@ -50,8 +50,8 @@ class Part:
 class Split:
     """A prepared data set: `train` is for the lower level, `val` for the upper level, `test` for evaluation alone.
 
-    `tune` is held out for the choice of step sizes: neither level nor the test metrics see it. A `TorchTask` may also give each
-    part as a pair (inputs, labels) of arrays or tensors, or as a torch data set.
+    `tune` is held out for the choice of step sizes: neither level nor the test metrics see it. A `TorchTask` may also
+    give each part as a pair (inputs, labels) of arrays or tensors, or as a torch data set.
     """
 
     train: Part

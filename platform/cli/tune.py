@@ -26,15 +26,16 @@ def tune_steps(
     ranges: Annotated[list[str] | None, typer.Option(
         "--range", metavar="ROLE=LOW:HIGH", help="Range of lower, upper, solve, curvature, consensus, weight or rate "
         "steps, may be repeated.")] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.yaml", help="Preset file to write.")] = Path("presets.yaml"),
+    out: Annotated[Path, typer.Option(
+        "--out", metavar="FILE.yaml", help="Preset file to write.")] = Path("presets.yaml"),
     resume: Annotated[bool, typer.Option(
         "--resume", help="Keep the trials that an interrupted search has logged beside the preset file.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Search step sizes for a task and write a preset file.
 
-    Every algorithm gets the same trials and oracle calls. A trial scores the upper loss on samples that are held out for
-    it. Experiments use the file with presets=FILE.
+    Every algorithm gets the same trials and oracle calls. A trial scores the upper loss on samples that are held out
+    for it. Experiments use the file with presets=FILE.
     """
     from dbo.platform.config import presets
     from dbo.platform.config.experiment import Experiment

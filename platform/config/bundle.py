@@ -85,7 +85,7 @@ def _copy_data_file(file: str, folder: Path, key: str) -> str:
 
 
 def copy_file(file: str, folder: Path, key: str = _EDGE_LIST) -> str:
-    """Copy the file that `key` names into `folder`, return its name there: an edge list, presets, or else a plugin."""
+    """Copy the file that `key` names into `folder` and return its name there: an edge list, presets, or a plugin."""
     source = expand_user(file)
     if (folder / source.name).exists():
         raise InputError(f"{key}: {file}: two files of an experiment are called {source.name}")

@@ -27,12 +27,12 @@ class ShippingError(Exception):
 def ship_problem(problem: Problem, plugins: Sequence[str]) -> list[float]:
     """Return the losses that a new process computes at the start of node 0."""
     try:
-        content = cloudpickle.dumps(problem)
+        content = cloudpickle.dumps(problem)    # type: ignore[no-untyped-call]
     except Exception as error:
         raise ShippingError(f"cannot be pickled: {type(error).__name__}: {error}") from error
     with TemporaryDirectory(prefix="dbo-verify-") as folder:
         file = Path(folder) / "problem"
-        file.write_bytes(cloudpickle.dumps((plugging.ship(plugins), content)))
+        file.write_bytes(cloudpickle.dumps((plugging.ship(plugins), content)))    # type: ignore[no-untyped-call]
         done = subprocess.run(
             [sys.executable, "-m", __name__, str(file)], capture_output=True, text=True, timeout=TIMEOUT, check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -38,7 +38,8 @@ RANGES: Mapping[str, Bounds] = {            # where tuning.yaml has none for the
 }
 # Each trial sets these itself.
 _NOT_SEARCHED = (
-    "name", "seed", "rounds", "eval_every", "checkpoint_every", "algorithm", "engine", "tracking", "presets", "data_dir",
+    "name", "seed", "rounds", "eval_every", "checkpoint_every", "algorithm", "engine", "tracking", "presets",
+    "data_dir",
 )
 _SLACK = {"tune_loss": 0.05, "upper_loss": 0.05, "distance": 0.5}
 
@@ -59,7 +60,8 @@ def plan_searches(
     known = read_plan()
     place = presets.format_place(experiment.task["name"], experiment.task.get("dataset"))
     base = _choose_base(experiment)
-    seeds = TuningSeeds(**{key: (experiment.seed + k) % 2**31 for k, key in enumerate(("search", "final", "margin"), 1)})
+    search, final, margin = ((experiment.seed + k) % 2**31 for k in (1, 2, 3))
+    seeds = TuningSeeds(search=search, final=final, margin=margin)
     prepared = prepare(Experiment(**base, data_dir=experiment.data_dir, seed=seeds.search))
     like = known.tasks.get(place)
     score = _choose_score(prepared)

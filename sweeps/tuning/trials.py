@@ -117,8 +117,9 @@ class TrialRunner:
         start, per_round = self._measure_cost(search)
         if search.identity and start + per_round > budget:
             raise InputError(
-                f"--budget: {budget} is not allowed; must be ≥ {int(start + per_round)}, the oracle calls of one round of "
-                f"{search.algorithm}")
+                f"--budget: {budget} is not allowed; must be ≥ {int(start + per_round)}, the oracle calls of one round "
+                f"of {search.algorithm}"
+            )
         once = max(1, int((budget - start) // per_round))
         rounds = max(1, int((trial.stretch * budget - start) // per_round))
         experiment = make_experiment(search, trial.values, trial.seed, rounds, max(1, once // search.points), graph)
@@ -202,7 +203,7 @@ def compute_curve(history: pd.DataFrame, score: str) -> NDArray[np.float64]:
     """
     values = history[_find_scored_column(history, score)].to_numpy(np.float64)
     if score in _LOSSES:
-        return (values[:1] - values) / np.maximum(np.abs(values[:1]), _MIN_DISTANCE)
+        return np.asarray((values[:1] - values) / np.maximum(np.abs(values[:1]), _MIN_DISTANCE), dtype=np.float64)
     if score == "distance":
         return np.asarray(-np.log10(np.maximum(values, _MIN_DISTANCE)), dtype=np.float64)
     return values

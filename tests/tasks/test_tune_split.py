@@ -1,0 +1,121 @@
+"""Samples held out for tuning are in neither f, g nor test, and score a model by the code of the upper loss."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dbo.tasks.api import Part, Setup, Split, TorchTask
+from dbo.tasks.datasets.digits import Digits
+from dbo.tasks.partitions import Iid
+from dbo.tasks.problems.coefficient_tuning import CoefficientTuning
+from dbo.tasks.problems.hyper_representation import HyperRepresentation
+from dbo.tasks.problems.quadratic import Quadratic
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Linear(TorchTask):
+    """A linear model with a bias on the upper level."""
+
+    def init(self, generator: torch.Generator) -> Any:
+        return torch.zeros(10), torch.zeros(64, 10)
+
+    def lower(self, x: Any, y: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(batch.inputs @ y + x, batch.labels) + y.square().sum()
+
+    def upper(self, x: Any, y: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(batch.inputs @ y + x, batch.labels)
+
+    def metrics(self, x: Any, y: Any, test: Any) -> Any:
+        return {"test_loss": self.upper(x, y, test)}
+
+
+TASKS = [CoefficientTuning(), HyperRepresentation(), Linear()]
+
+
+def make_setup(fraction: float) -> Setup:
+    return Setup(nodes=3, seed=4, dtype="float64", partition=Iid(), data=Digits(), tune_fraction=fraction)
+
+
+def test_parts_are_disjoint_and_complete() -> None:
+    """The tune part comes from the validation samples, class by class; train and test stay as they are."""
+    whole, cut = Digits().load(4, None), make_setup(0.25).load_samples()
+    assert cut.tune is not None
+    assert [len(cut.train), len(cut.test)] == [len(whole.train), len(whole.test)]
+    together = np.concatenate([cut.val.features, cut.tune.features])
+    np.testing.assert_array_equal(np.sort(together, axis=0), np.sort(whole.val.features, axis=0))
+    assert len(cut.tune) == round(0.25 * len(whole.val))
+    counts = np.bincount(cut.tune.labels), 0.25 * np.bincount(whole.val.labels)
+    assert np.abs(counts[0] - counts[1]).max() <= 1
+
+
+def test_labels_need_not_be_classes() -> None:
+    """Of targets and of rows of labels a share is taken too, the same for the same seed."""
+    rng = np.random.default_rng(0)
+    for labels in (rng.standard_normal(20), rng.standard_normal((20, 2))):
+        part = Part(rng.standard_normal((20, 3)), labels)
+        split = Split(part, part, part)
+        one, other = split.hold_out(0.3, 1), split.hold_out(0.3, 1)
+        assert one.tune is not None
+        assert other.tune is not None
+        assert (len(one.tune), len(one.val)) == (6, 14)
+        np.testing.assert_array_equal(one.tune.labels, other.tune.labels)
+
+
+def test_without_a_fraction_nothing_changes() -> None:
+    """The default leaves data and digest as they are; a part that the data set gives itself is kept."""
+    split = Digits().load(4, None)
+    assert split.hold_out(0.0, 4) is split
+    given = Split(split.train, split.val, split.test, 10, tune=split.test)
+    assert given.hold_out(0.5, 4) is given
+    assert given.digest() != split.digest()
+
+
+def test_empty_part_is_refused() -> None:
+    """One line that names the field."""
+    part = Part(np.zeros((3, 1)), np.zeros(3, dtype=np.int64))
+    with pytest.raises(ValueError, match=r"tune_fraction: 0\.01 of 3"):
+        Split(part, part, part).hold_out(0.01, 0)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_tune_loss_is_the_upper_loss_on_the_tune_part(task: Any) -> None:
+    """Of a problem whose only validation samples are the tune part, f is the same."""
+    problem = task.build(make_setup(0.25))
+    rng = np.random.default_rng(1)
+    shard = problem.shard([0, 1, 2])
+    x = shard.x0 + 0.1 * rng.standard_normal(shard.x0.shape)
+    y = shard.y0 + 0.1 * rng.standard_normal(shard.y0.shape)
+    losses = problem.tune_losses(x, y)
+
+    class TuneAsVal:
+        def load(self, seed: int, data_dir: str | None) -> Split:
+            split = make_setup(0.25).load_samples()
+            assert split.tune is not None
+            return Split(split.train, split.tune, split.test, split.classes)
+
+    for row in range(3):
+        alone = task.build(Setup(nodes=1, seed=4, dtype="float64", partition=Iid(), data=TuneAsVal()))
+        expected = alone.shard([0]).f(x[row : row + 1], y[row : row + 1])
+        np.testing.assert_allclose(losses[row : row + 1], expected, rtol=1e-12)
+    assert not np.allclose(losses, problem.shard([0, 1, 2]).f(x, y))
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_tune_samples_are_not_in_f(task: Any) -> None:
+    """The validation samples of the nodes are fewer by the tune part; without one there is no tune loss."""
+    whole, cut = (task.build(make_setup(fraction)) for fraction in (0.0, 0.25))
+    assert sum(cut.sample_sizes()[1]) == sum(whole.sample_sizes()[1]) - round(0.25 * sum(whole.sample_sizes()[1]))
+    assert cut.sample_sizes()[0] == whole.sample_sizes()[0]
+    shard = whole.shard([0])
+    assert whole.tune_losses(shard.x0, shard.y0) is None
+    assert whole.describe()["data_sha256"] != cut.describe()["data_sha256"]
+
+
+def test_task_without_samples_has_no_tune_loss() -> None:
+    """The quadratic task ignores the fraction."""
+    problem = Quadratic().build(make_setup(0.25))
+    shard = problem.shard([0])
+    assert problem.tune_losses(shard.x0, shard.y0) is None
