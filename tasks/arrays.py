@@ -32,16 +32,14 @@ class Convertible(Protocol):
 def convert_arrays(value: Any, asarray: Callable[[Array], Any]) -> Any:
     """Return a copy of `value` with `asarray` applied to every floating array in its dataclasses and tuples.
 
-    Integers stay on the host: they number nodes and samples. Sparse matrices are copied to the device of `asarray`.
+    Integers stay on the host: they number nodes and samples.
     """
     if isinstance(value, np.ndarray):
         return asarray(value) if value.dtype.kind == "f" else value
     if isinstance(value, tuple):
         return tuple(convert_arrays(item, asarray) for item in value)
-    if isinstance(value, sparse.csr_array):
-        from dbo.tasks.kernels.sparse_matrix import to_device
-
-        return to_device(value, asarray)
+    if sparse.issparse(value):
+        raise ValueError("a sparse matrix cannot be converted here: the dataclass that holds it must define `to`")
     if is_dataclass(value) and not isinstance(value, type):
         return value.to(asarray) if isinstance(value, Convertible) else convert_fields(value, asarray)
     return value

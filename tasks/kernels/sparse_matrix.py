@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 SparseMatrix: TypeAlias = "sparse.csr_array | TorchMatrix"
 
 
-def to_device(matrix: sparse.csr_array, asarray: Callable[[Array], Any]) -> "TorchMatrix":
-    """Copy a matrix to the torch device that `asarray` copies arrays to."""
+def to_device(matrix: SparseMatrix, asarray: Callable[[Array], Any]) -> "TorchMatrix":
+    """Copy a matrix to the torch device that `asarray` copies arrays to; one that is on a device stays there."""
+    if not isinstance(matrix, sparse.csr_array):
+        return matrix
     from dbo.tasks.kernels.torch_sparse import TorchMatrix  # imports torch, which is slow
 
     indptr = matrix.indptr.astype(np.int64)

@@ -6,16 +6,16 @@ are padded to a common size, so that a product over all nodes is one batched mat
 blocks of one block-diagonal matrix.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace
 from scipy import sparse
 
 from dbo.tasks.api import Array, Part
-from dbo.tasks.kernels.sparse_matrix import SparseMatrix, sum_segments, take_rows, transpose
+from dbo.tasks.kernels.sparse_matrix import SparseMatrix, sum_segments, take_rows, to_device, transpose
 from dbo.tasks.problems.softmax import CrossEntropy
 
 PADDING_LIMIT = 3    # padding may multiply the work by this factor at most
@@ -134,6 +134,11 @@ class SparseRows:
     transposed: SparseMatrix        # (nodes · features, samples): the transposed product then writes in order
     starts: Array                   # (nodes,) first sample of each node
     shape: tuple[int, int]          # (nodes, features)
+
+    def to(self, asarray: Callable[[Array], Any]) -> "SparseRows":
+        """Return the same matrices on the device that `asarray` copies arrays to."""
+        features, transposed = (to_device(matrix, asarray) for matrix in (self.features, self.transposed))
+        return replace(self, features=features, transposed=transposed)
 
     def scores(self, w: Array) -> Array:
         product: Array = self.features @ w.reshape(-1, w.shape[-1])

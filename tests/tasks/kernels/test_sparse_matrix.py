@@ -1,11 +1,13 @@
 """Sparse matrices on a torch device equal those of scipy, bit for bit where only entries are moved."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import sparse
 
+from dbo.tasks.arrays import convert_arrays
 from dbo.tasks.kernels import sparse_matrix
 
 torch = pytest.importorskip("torch")
@@ -78,3 +80,13 @@ def test_segment_sums_are_those_of_numpy() -> None:
     sums = sparse_matrix.sum_segments(v, starts)
     np.testing.assert_array_equal(sums, [0, 10, 26, 9])
     np.testing.assert_array_equal(sparse_matrix.sum_segments(torch.asarray(v), starts).numpy(), sums)
+
+
+def test_unknown_class_with_a_sparse_matrix_is_refused() -> None:
+    """A dataclass that holds a sparse matrix must define its own conversion: the error says so."""
+    @dataclass(frozen=True)
+    class Holds:
+        features: Any
+
+    with pytest.raises(ValueError, match="must define `to`"):
+        convert_arrays(Holds(make_matrix()), torch.asarray)
