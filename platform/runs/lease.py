@@ -31,7 +31,7 @@ _CREATES_ATOMICALLY = {"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az"
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Owner:
     """The content of a lease."""
 
     token: str                 # of the driver, random
@@ -43,7 +43,7 @@ class Holder:
     released: bool = False
 
     def is_dead(self) -> bool:
-        """Decide whether the process of the holder has ended; False if it is on another machine."""
+        """Decide whether the process of the owner has ended; False if it is on another machine."""
         return self.machine == _identify_machine() and _read_start(self.pid) != self.started
 
 
@@ -61,9 +61,9 @@ class Lease:
     def acquire(self, notify: Callable[[str], None]) -> None:
         """Take the lease, or raise `FolderLockedError` if another driver holds it."""
         generation = self._find_newest()
-        holder = self._read(generation) if generation else None
-        if generation and not self._is_free(generation, holder, notify):
-            raise FolderLockedError(self._describe_use(holder))
+        owner = self._read(generation) if generation else None
+        if generation and not self._is_free(generation, owner, notify):
+            raise FolderLockedError(self._describe_use(owner))
         try:
             self._create(generation + 1)
         except FileExistsError:
@@ -80,13 +80,13 @@ class Lease:
         self._thread.start()
 
     def check(self, force: bool = False) -> None:
-        """Raise `RunError` if another driver has taken over; looks at most every few seconds unless `force` is set."""
+        """Raise `RunError` if another driver holds the lease now; looks at most every few seconds unless `force` is set."""
         if not force and time.monotonic() - self._checked < _CHECK_SECONDS:
             return
-        newest, holder = self._find_newest(), self._read(self.generation)
-        if newest > self.generation or holder is None or holder.token != self._token:
+        newest, owner = self._find_newest(), self._read(self.generation)
+        if newest > self.generation or owner is None or owner.token != self._token:
             raise RunError(
-                f"{self._url}: another run has taken over (generation {newest}, this one has {self.generation}); "
+                f"{self._url}: another run holds the lease now (generation {newest}, this one has {self.generation}); "
                 f"nothing more is written there")
         self._checked = time.monotonic()
 
@@ -123,19 +123,19 @@ class Lease:
         stems = [str(name).rpartition("/")[2].removesuffix(".json") for name in names]
         return max((int(stem) for stem in stems if stem.isdigit()), default=0)
 
-    def _read(self, generation: int) -> Holder | None:
-        """Return the holder of a generation; None if the file is gone, or not complete yet."""
+    def _read(self, generation: int) -> Owner | None:
+        """Return the owner of a generation; None if the file is gone, or not complete yet."""
         try:
             stored = json.loads(self._files.cat_file(self._path(generation)))
-            return Holder(**stored)
+            return Owner(**stored)
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def _describe_self(self, released: bool) -> bytes:
         pid = os.getpid()
-        holder = Holder(
+        owner = Owner(
             self._token, _identify_machine(), socket.gethostname(), pid, _read_start(pid), time.time(), released)
-        return json.dumps(asdict(holder)).encode()
+        return json.dumps(asdict(owner)).encode()
 
     def _create(self, generation: int) -> None:
         """Create the file of a generation; raise `FileExistsError` if another driver was first."""
@@ -164,22 +164,22 @@ class Lease:
 
     # ---- other drivers -----------------------------------------------------------------------------------------------
 
-    def _is_free(self, generation: int, holder: Holder | None, notify: Callable[[str], None]) -> bool:
-        """Decide whether the holder has released the lease, or is dead."""
-        if holder is not None and (holder.released or holder.is_dead()):
+    def _is_free(self, generation: int, owner: Owner | None, notify: Callable[[str], None]) -> bool:
+        """Decide whether the owner has released the lease, or is dead."""
+        if owner is not None and (owner.released or owner.is_dead()):
             return True
-        if holder is not None and 0 <= time.time() - holder.renewed <= EXPIRY_SECONDS:
+        if owner is not None and 0 <= time.time() - owner.renewed <= EXPIRY_SECONDS:
             return False
         notify(f"{self._url}: the lease of another run has expired; observing it for {EXPIRY_SECONDS:g} s")
         end = time.monotonic() + EXPIRY_SECONDS
         while time.monotonic() < end:
             time.sleep(min(1.0, EXPIRY_SECONDS / 5))
-            if self._find_newest() != generation or self._read(generation) != holder:
+            if self._find_newest() != generation or self._read(generation) != owner:
                 return False
         return True
 
-    def _describe_use(self, holder: Holder | None) -> str:
-        who = f" ({holder.host}, process {holder.pid})" if holder else ""
+    def _describe_use(self, owner: Owner | None) -> str:
+        who = f" ({owner.host}, process {owner.pid})" if owner else ""
         return (
             f"--out: {self._url} is in use by another run{who}; if that machine has died, try again "
             f"{2 * EXPIRY_SECONDS:g} s after its end"

@@ -35,6 +35,7 @@ _ATTEMPTS = 3                   # failures in a row that are allowed once the co
 _ORPHAN_SECONDS = 60.0          # without progress, after which a process whose command was killed gives up
 _LOCK_SECONDS = 20.0            # for which processes of a killed command may keep their folders locked
 _SILENCE_SECONDS = 30.0         # without a message, after which a command stops waiting for its background process
+_FINISH_SECONDS = 600.0         # in all, after which it stops although points still arrive
 _ERROR, _NOTICE = re.compile(r"\w(Error|Exception)\b"), re.compile(r"\b(WARNING|INFO)\b")
 
 Log = Callable[[str], None]
@@ -75,7 +76,8 @@ def follow_in_background(root: Path, uri: str | None, experiment: str, log: Log 
                         _wait_for(process, root, store, log, errors)
             finally:
                 process.kill()
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=5)
                 for pipe in (process.stdin, process.stdout):
                     with suppress(OSError):
                         pipe.close()            # type: ignore[union-attr]
@@ -102,7 +104,9 @@ def _wait_for(process: "subprocess.Popen[bytes]", root: Path, store: str, log: L
         process.stdin.close()
     status: Status = {}
     rest = b""
-    while select.select([process.stdout], [], [], _SILENCE_SECONDS)[0]:
+    end = time.monotonic() + _FINISH_SECONDS
+    while (left := end - time.monotonic()) > 0 and \
+            select.select([process.stdout], [], [], min(left, _SILENCE_SECONDS))[0]:
         raw = os.read(process.stdout.fileno(), 1 << 16)
         if not raw:
             break

@@ -1,5 +1,6 @@
 """Let two drivers write to one URL, on a local disk and on a server that answers like S3."""
 
+import logging
 import os
 import tempfile
 import threading
@@ -51,6 +52,7 @@ def run_s3_server() -> Iterator[str]:
     """Run a server that answers like S3; yield the URL of a bucket, which environment variables connect to it."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)        # a line per request otherwise
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -121,7 +123,7 @@ def _lose_lease(url: str, lost_in: int) -> tuple[bool, str]:
             run(Experiment(**{**TINY, "rounds": 9, "checkpoint_every": 1}), url)
         except RunError as raised:
             error = raised
-    is_fenced = "taken over" in str(error) and read_content(url) == before
+    is_fenced = "holds the lease now" in str(error) and read_content(url) == before
     return is_fenced, f"{url}: lost in round {lost_in}, {error or 'the run went on'}"
 
 

@@ -89,7 +89,7 @@ def test_silent_driver_is_replaced_and_fenced(
     new = open_lease(url)
     new.acquire(notices.append)
     assert "has expired" in notices[0]
-    with pytest.raises(RunError, match=r"taken over \(generation 2, this one has 1\)"):
+    with pytest.raises(RunError, match=r"holds the lease now \(generation 2, this one has 1\)"):
         old.check(force=True)
     old.release()                      # must not touch the new driver's lease
     new.check(force=True)
@@ -169,7 +169,7 @@ def test_run_that_lost_its_lease_writes_nothing_more(
     monkeypatch.setattr(LocalEngine, "advance", lose_in_round_5)
     experiment = tiny(rounds=9, checkpoint_every=2)
     if is_fenced:
-        with pytest.raises(RunError, match="another run has taken over"):
+        with pytest.raises(RunError, match="another run holds the lease now"):
             run(experiment, url)
     else:
         monkeypatch.setattr(Lease, "check", lambda self, force=False: None)
