@@ -110,13 +110,13 @@ def test_resumed_run_draws_the_same_samples(lab: Any, noisy: Any, label: str, or
     kept = snapshot(straight)
     resumed = lab.engine(name, config, noisy, batches=batches)
     resumed.restore(kept)
-    drawn = []
+    runs = []
     for engine in (straight, resumed):
         with record_draws() as draws:
             for round_ in (3, 4, 5):
                 engine.advance(round_)
-        drawn.append(draws)
-    assert drawn[0] == drawn[1] != {}
+        runs.append(draws)
+    assert runs[0] == runs[1] != {}
     for one, other in zip(snapshot(straight), snapshot(resumed), strict=True):
         assert are_equal(one, other)
 
@@ -172,35 +172,87 @@ def test_one_batch_per_round(lab: Any, noisy: Any, name: str) -> None:
     assert len(set(batches.values())) == len(batches) >= 4
 
 
-# Oracle calls per round on the lower and on the upper level: products count as lower.
-CALLS: dict[str, Callable[[Any], tuple[int, int]]] = {
-    "c2dfb": lambda c: (2 * (c.inner_steps + 1) + 2, c.inner_steps + 2),
-    "madsbo": lambda c: (c.inner_steps + c.higp_steps + 1, c.higp_steps + 2),       # ∇_y f N + 1 times
-    "madsbo_gt": lambda c: (c.inner_steps + c.higp_steps + 2, c.higp_steps + 2),
-    "mdbo": lambda c: (c.neumann_terms + 1, 2),
-    "vrdbo": lambda c: (2 * (c.neumann_terms + 1), 4),
-    "dsgda_gt": lambda c: (4, 2),
-    "sldbo": lambda c: (3, 2),
-    "d_soba": lambda c: (3, 2),
-    "gossip_dsbo": lambda c: (c.neumann_terms + 1, 2),
-    "f2ba": lambda c: (2 * c.inner_steps + 2, c.inner_steps + 1),
-    "bome": lambda c: (c.inner_steps + 3, 2),
+# What sees which batch of a round, as in the table of docs/algorithms.md: (first step, last step) → oracles.
+def penalty_loops(c: Any) -> dict[tuple[int, int], str]:
+    return {(0, c.inner_steps): "f_y g_y g_y", (c.inner_steps + 1, c.inner_steps + 1): "f_x g_x g_x"}
+
+
+def solve(c: Any, first: int) -> dict[tuple[int, int], str]:
+    """HIGP: ∇_y f at first, then both derivatives with fresh samples in each of N steps; then the hypergradient."""
+    last = first + c.higp_steps
+    return {(first, first): "f_y", (first + 1, last): "f_y g_yy", (last + 1, last + 1): "f_x g_xy"}
+
+
+def series(c: Any) -> dict[tuple[int, int], str]:
+    return {(0, 0): "f_x f_y g_xy", (1, c.neumann_terms - 1): "g_yy", (c.neumann_terms, c.neumann_terms): "g_y"}
+
+
+ORACLES: dict[str, Callable[[Any], dict[tuple[int, int], str]]] = {
+    "c2dfb": penalty_loops,
+    "c2dfb_nc": penalty_loops,
+    "madsbo": lambda c: {(0, c.inner_steps - 1): "g_y"} | solve(c, c.inner_steps),
+    "madsbo_gt": lambda c: {(0, c.inner_steps): "g_y"} | solve(c, c.inner_steps + 1),
+    "mdbo": series,
+    "vrdbo": lambda c: {steps: f"{names} {names}" for steps, names in series(c).items()},
+    "dsgda_gt": lambda c: {(0, 0): "f_x f_y g_x g_x g_y g_y"},
+    "sldbo": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
+    "d_soba": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
+    "gossip_dsbo": series,
+    "f2ba": lambda c: {
+        (0, c.inner_steps - 1): "f_y g_y g_y", (c.inner_steps, c.inner_steps): "f_x g_x g_x",
+    },
+    "bome": lambda c: {
+        (0, c.inner_steps - 1): "g_y", (c.inner_steps, c.inner_steps): "f_x f_y g_x g_x g_y",
+    },
 }
-CALLS["c2dfb_nc"] = CALLS["c2dfb"]
+
+
+def expected_calls(name: str, config: Any) -> list[tuple[int, str]]:
+    """(step, oracle) of every call in a round."""
+    if name not in ORACLES:
+        pytest.fail(f"{name}: the oracles that see each batch of a round are missing in ORACLES", pytrace=False)
+    return [
+        (step, oracle) for (first, last), names in ORACLES[name](config).items() for step in range(first, last + 1)
+        for oracle in names.split()
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_oracle_sees_its_batch(lab: Any, noisy: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh samples where the paper draws them, the same ones where a difference needs them, never all samples."""
+    engine = lab.engine(name, problem=noisy, rounds=2, batches=SMALL)
+    calls: list[tuple[int, str]] = []
+    sample = CountingShard.sample
+
+    def sample_step(self: CountingShard, key: Any) -> CountingShard:
+        batch = sample(self, key)
+        vars(batch)["step"] = key.step
+        return batch
+
+    monkeypatch.setattr(CountingShard, "sample", sample_step)
+    for oracle in ("f_x", "f_y", "g_x", "g_y", "g_yy", "g_xy"):
+        original = getattr(CountingShard, oracle)
+
+        def record(self: CountingShard, *rows: Array, oracle: str = oracle, original: Any = original) -> Array:
+            calls.append((vars(self)["step"], oracle))
+            return original(self, *rows)
+
+        monkeypatch.setattr(CountingShard, oracle, record)
+    engine.advance(3)
+    assert sorted(calls) == sorted(expected_calls(name, lab.config(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_counters_count_samples(lab: Any, noisy: Any, name: str) -> None:
     """Per round: calls on each level times the samples of its batch; a single machine sees those of every node."""
-    if name not in CALLS:
-        pytest.fail(f"{name}: its oracle calls per round on each level are missing in CALLS", pytrace=False)
     config = lab.config(name)
-    lower, upper = CALLS[name](config)
+    calls = [oracle for _, oracle in expected_calls(name, config)]
+    upper = sum(oracle.startswith("f") for oracle in calls)
     engine = lab.engine(name, config, noisy, rounds=1, batches=SMALL)
     before = engine.counters()["samples"]
     engine.advance(2)
     nodes = noisy.nodes if algorithms()[name].single_machine else 1
-    assert engine.counters()["samples"] - before == nodes * (lower * 5 + upper * 3)
+    assert engine.counters()["samples"] - before == nodes * (5 * (len(calls) - upper) + 3 * upper)
 
 
 @pytest.mark.parametrize("name", ["madsbo", "madsbo_gt"])
