@@ -48,8 +48,8 @@ class LogisticSynthetic(Task):
             return inputs, np.where(noisy >= 0, 1.0, -1.0)
 
         def stack(part: str, count: int) -> Samples:
-            drawn = [sample(part, node, count) for node in range(setup.nodes)]
-            return Samples(np.stack([a for a, _ in drawn]), np.stack([b for _, b in drawn]))
+            samples = [sample(part, node, count) for node in range(setup.nodes)]
+            return Samples(np.stack([a for a, _ in samples]), np.stack([b for _, b in samples]))
 
         return LogisticProblem(
             train=stack("train", self.train_samples), val=stack("val", self.val_samples),

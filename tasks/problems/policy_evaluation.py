@@ -81,7 +81,7 @@ def _sample_rows(chances: Array, count: int, rng: np.random.Generator) -> Array:
     """Return the successors of every state, `count` for each, one state after another."""
     cumulative = np.cumsum(chances, axis=1)
     draws = rng.random((len(chances), count)) * cumulative[:, -1:]
-    after = [np.searchsorted(row, drawn, side="right") for row, drawn in zip(cumulative, draws, strict=True)]
+    after = [np.searchsorted(row, draw, side="right") for row, draw in zip(cumulative, draws, strict=True)]
     states: Array = np.minimum(np.concatenate(after), len(chances) - 1)
     return states
 

@@ -146,8 +146,8 @@ def test_csv_without_header(tmp_path: Path) -> None:
     split = Csv(file=file).load(0, None)
     assert sum(len(part) for part in split.parts) == 60
     assert split.classes == 3
-    moved = write_csv(tmp_path, table(header="", labels=INPUTS[:, 3], inputs=np.c_[LABELS, INPUTS[:, :3]]))
-    np.testing.assert_array_equal(Csv(file=moved, label=0).load(0, None).train.labels, split.train.labels)
+    reordered = write_csv(tmp_path, table(header="", labels=INPUTS[:, 3], inputs=np.c_[LABELS, INPUTS[:, :3]]))
+    np.testing.assert_array_equal(Csv(file=reordered, label=0).load(0, None).train.labels, split.train.labels)
 
 
 def test_numeric_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
