@@ -13,7 +13,8 @@ from tests.faults import __main__ as faults
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
-    "messages", "disk", "flips", "nan", "pickles", "exposure", "sealed", "mixed", "secrets", "errors", "supervise", "fencing",
+    "messages", "disk", "flips", "nan", "pickles", "exposure", "sealed", "mixed", "secrets", "errors", "supervise",
+    "fencing",
 )
 ELSEWHERE = {
     "actors": ("platform/runs/test_recovery.py::test_killed_actors_do_not_change_results",

@@ -393,7 +393,7 @@ DECISIVE: dict[str, Any] = {
     "name": "other", "seed": 1, "nodes": 5, "rounds": 7, "eval_every": 2, "checkpoint_every": 3, "dtype": "float32",
     "task": {"name": "quadratic", "dim_x": 5}, "algorithm": {"name": "c2dfb", "lam": 11.0},
     "topology": {"name": "complete"}, "partition": {"name": "iid"}, "engine": {"name": "local", "threads": 2},
-    "batch_size": 2,
+    "batch_size": 2, "tune_fraction": 0.1,
 }
 
 
@@ -403,7 +403,7 @@ def test_run_key_changes_with_every_decisive_field(tiny: Tiny) -> None:
     assert len(keys) == 1 + len(DECISIVE)
     batches = {tiny(batch_size=2, **other).run_key for other in ({}, {"batch_per": "round"}, {"batch_order": "epoch"})}
     assert len(batches) == 3
-    known = {*DECISIVE, "batch_per", "batch_order", "start", "tracking", "data_dir", "plugins"}
+    known = {*DECISIVE, "batch_per", "batch_order", "start", "presets", "tracking", "data_dir", "plugins"}
     assert known == set(Experiment.model_fields)
 
 
