@@ -241,7 +241,8 @@ def test_tracker_without_the_refresh_fails(dbo: Any, monkeypatch: pytest.MonkeyP
     """∇r⁰ re-evaluated at the new x without the jump in the tracker: mean(s) drifts, and the end changes."""
     monkeypatch.setattr(c2dfb, "refresh", lambda v, gradient: replace(v, grad=gradient(v.d)))
     monkeypatch.setattr(c2dfb_nc, "refresh", lambda v, gradient: replace(v, grad=gradient(v.d.v)))
-    monkeypatch.setitem(registry._registry, "madsbo_gt", replace(madsbo_gt.madsbo_gt, round=unrefreshed))
+    changed = replace(madsbo_gt.madsbo_gt, round=unrefreshed)
+    monkeypatch.setitem(registry.ALGORITHMS._found, "madsbo_gt", (changed, madsbo_gt.__name__))
     error = fail(dbo, name)
     assert f"invariant {tracker}" in error
     assert "end is" in error
