@@ -76,12 +76,12 @@ def _draw(generator: np.random.Generator, have: int, size: int) -> Array:
     """
     if 4 * size > have:
         return generator.permutation(have)[:size]
-    drawn = generator.integers(have, size=2 * size)
+    numbers = generator.integers(have, size=2 * size)
     while True:
-        first = np.sort(np.unique(drawn, return_index=True)[1])
+        first = np.sort(np.unique(numbers, return_index=True)[1])
         if len(first) >= size:
-            return drawn[first[:size]]
-        drawn = np.concatenate([drawn, generator.integers(have, size=size)])
+            return numbers[first[:size]]
+        numbers = np.concatenate([numbers, generator.integers(have, size=size)])
 
 
 def _generator(seed: int, purpose: str, *key: int) -> np.random.Generator:

@@ -42,10 +42,10 @@ class CountingShard:
         """Return the same oracles on the samples drawn for this key; with full batches, the shard itself."""
         if self._batches.is_full:
             return self
-        drawn = (key.round, 0 if self._batches.per == "round" else key.step)
-        if self._last is None or self._last[0] != drawn:
-            batch = self.shard.draw_batch(self._batches, *drawn)
-            self._last = drawn, CountingShard(batch, calls=self.calls)
+        at = (key.round, 0 if self._batches.per == "round" else key.step)
+        if self._last is None or self._last[0] != at:
+            batch = self.shard.draw_batch(self._batches, *at)
+            self._last = at, CountingShard(batch, calls=self.calls)
         return self._last[1]
 
     def forget_batch(self) -> None:

@@ -133,7 +133,7 @@ def test_a_batch_of_all_samples_is_the_full_batch(lab: Any, noisy: Any, label: s
 
 
 @pytest.mark.parametrize("label", ALWAYS_ALL)
-def test_declared_batches_are_drawn(lab: Any, noisy: Any, label: str) -> None:
+def test_a_round_draws_the_declared_batches(lab: Any, noisy: Any, label: str) -> None:
     """A round draws the batches 0 … n − 1 of its number, n as declared with `batches`, and of no other round."""
     name, config = configure(lab, label)
     engine = lab.engine(name, config, noisy, rounds=2, batches=SMALL)

@@ -9,9 +9,9 @@ IDS, SIZES = np.arange(4), np.array([6, 7, 9, 12])
 
 
 def draw(batches: Batches, round_: int = 0, step: int = 0, ids: np.ndarray = IDS, seed: int = 0) -> np.ndarray:
-    drawn = batches.draw("lower", seed, ids, SIZES[ids], round_, step)
-    assert drawn is not None
-    return drawn
+    numbers = batches.draw("lower", seed, ids, SIZES[ids], round_, step)
+    assert numbers is not None
+    return numbers
 
 
 def test_full_batches_draw_nothing() -> None:
@@ -30,9 +30,9 @@ def test_draws_do_not_depend_on_the_packing(order: str) -> None:
 
 def test_a_batch_has_no_sample_twice() -> None:
     for step in range(20):
-        drawn = draw(Batches(lower=6), step=step)
-        assert all(len(set(row)) == 6 for row in drawn)
-        assert (drawn < SIZES[:, None]).all()
+        numbers = draw(Batches(lower=6), step=step)
+        assert all(len(set(row)) == 6 for row in numbers)
+        assert (numbers < SIZES[:, None]).all()
 
 
 def test_draws_differ_by_seed_round_step_level_and_node() -> None:
@@ -52,16 +52,16 @@ def test_a_batch_per_round_ignores_the_step() -> None:
 def test_an_epoch_uses_every_sample_once() -> None:
     """Three batches a round, of 3 samples each: an epoch of node 3 (12 samples) is four batches."""
     batches = Batches(lower=3, order="epoch", per_round=3)
-    drawn = [draw(batches, n // 3, n % 3)[3] for n in range(8)]
-    for epoch in (drawn[:4], drawn[4:]):
+    numbers = [draw(batches, n // 3, n % 3)[3] for n in range(8)]
+    for epoch in (numbers[:4], numbers[4:]):
         assert sorted(np.concatenate(epoch)) == list(range(12))
-    assert (np.concatenate(drawn[:4]) != np.concatenate(drawn[4:])).any()
+    assert (np.concatenate(numbers[:4]) != np.concatenate(numbers[4:])).any()
 
 
 def test_independent_batches_repeat_samples_within_an_epoch() -> None:
     """The negative control: without `order: epoch` four batches of 3 do not cover 12 samples."""
-    drawn = [draw(Batches(lower=3), n)[3] for n in range(4)]
-    assert sorted(np.concatenate(drawn)) != list(range(12))
+    numbers = [draw(Batches(lower=3), n)[3] for n in range(4)]
+    assert sorted(np.concatenate(numbers)) != list(range(12))
 
 
 @pytest.mark.property

@@ -179,10 +179,10 @@ def test_float32_stays_float32() -> None:
 def test_tensors_in_tensors_out() -> None:
     """On a device rows are tensors; the values are those of NumPy rows."""
     shard = build(WithRepresentation()).shard(range(4))
-    moved = shard.to(torch.asarray)
+    on_device = shard.to(torch.asarray)
     rows = point(shard)
     for name in ("f", "g", *ORACLES):
-        out = call(moved, name, *map(torch.asarray, rows))
+        out = call(on_device, name, *map(torch.asarray, rows))
         assert isinstance(out, torch.Tensor)
         np.testing.assert_allclose(out.numpy(), call(shard, name, *rows), rtol=1e-12)
 
@@ -288,8 +288,8 @@ def test_buffers_are_constants_in_the_experiments_dtype() -> None:
     assert shard.dim_x == 24
     x, y, _ = point(shard)
     np.testing.assert_allclose(shard.g_y(x, y), differences(lambda p: shard.g(x, p), y), rtol=1e-5, atol=1e-8)
-    moved = shard.to(torch.asarray)
-    assert moved.spec_x.template.module.shift.dtype == torch.float64
+    on_device = shard.to(torch.asarray)
+    assert on_device.spec_x.template.module.shift.dtype == torch.float64
 
 
 def test_the_start_depends_on_the_seed_alone() -> None:
