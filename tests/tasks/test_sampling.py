@@ -65,7 +65,7 @@ def test_independent_batches_repeat_samples_within_an_epoch() -> None:
 
 
 @pytest.mark.property
-def test_every_sample_is_drawn_equally_often() -> None:
+def test_every_sample_is_equally_likely() -> None:
     """3,000 batches of 3 of 6 samples: each sample is in half of them, to five standard deviations."""
     counts = np.zeros(6)
     for step in range(3000):
