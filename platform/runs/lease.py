@@ -80,7 +80,7 @@ class Lease:
         self._thread.start()
 
     def check(self, force: bool = False) -> None:
-        """Raise `RunError` if another driver holds the lease now; looks every few seconds unless `force` is set."""
+        """Raise `RunError` if another driver holds the lease now; without `force` a recent look is enough."""
         if not force and time.monotonic() - self._checked < _CHECK_SECONDS:
             return
         newest, owner = self._find_newest(), self._read(self.generation)
