@@ -8,11 +8,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dbo.components import Registry, check_fields
-
 from dbo.algorithms.claims import Claim
 from dbo.algorithms.gossip import Outgoing
 from dbo.algorithms.protocol import Array, Shard
+from dbo.components import Registry, check_fields
 
 # Files in methods/, in the order of `dbo list`: the paper's methods, its baselines, other networked methods,
 # single-machine references.
@@ -70,6 +69,8 @@ def algorithm(
     """Register the decorated `async def round(state, shard, cfg)`; the first line of its docstring is the summary."""
 
     def register(round_: Round) -> Algorithm:
+        qualified_name = getattr(round_, "__qualname__", "")
+        ALGORITHMS.check_name(name, round_.__module__, qualified_name)
         for option, function in (("packets", packets), ("batches", batches), ("penalty", penalty)):
             if function is not None and not callable(function):
                 raise ValueError(
@@ -88,7 +89,7 @@ def algorithm(
             batches=batches, penalty=penalty, single_machine=single_machine, paper_counts=paper_counts or {},
             claim=claim,
         )
-        ALGORITHMS.add(name, made, round_.__module__, getattr(round_, "__qualname__", ""))
+        ALGORITHMS.add(name, made, round_.__module__, qualified_name)
         return made
 
     return register

@@ -61,6 +61,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def add(self, name: str, component: T, module: str, qualified_name: str = "") -> None:
         """Register a component of a module; raise ValueError if its name is malformed or in use."""
+        self.check_name(name, module, qualified_name)
+        self._found[name] = (component, module)
+
+    def check_name(self, name: str, module: str, qualified_name: str = "") -> None:
+        """Raise ValueError if a name is malformed or in use by another component."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
                 f"{self.kind} {name!r:.80}: the name is not allowed; must be a text of at most 64 of a-z, 0-9 and _, "
@@ -74,12 +79,12 @@ class Registry(Mapping[str, T], Generic[T]):
         # The same name of the same module again: a notebook's cell was executed twice.
         if old is not None and (old[1], _qualified_name(old[0])) != (module, qualified_name):
             raise ValueError(f"{self.kind} {name!r} is registered twice; choose another name")
-        self._found[name] = (component, module)
 
     def register(self, name: str) -> Callable[[C], C]:
         """Return a decorator that registers a class; it becomes a frozen dataclass of its parameters."""
 
         def decorate(kind: C) -> C:
+            self.check_name(name, kind.__module__, kind.__qualname__)
             made = as_dataclass(kind)
             if problem := check_fields(self.kind, made):
                 raise ValueError(f"{self.kind} {name!r}: {problem}")

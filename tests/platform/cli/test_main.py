@@ -37,7 +37,7 @@ WRONG: list[tuple[str, list[str]]] = [
     ("run partition.name=some", ["partition.name", "'some'", "dirichlet"]),
     ("run algorithm.compressor.name=zip", ["algorithm.compressor.name", "'zip'", "top_k"]),
     ("run task.dataset=cifar", ["task.dataset", "'cifar'", "digits"]),
-    ("run task.name=hyper_representation task.dataset=synthetic_text", ["task.dataset", "'synthetic_text'", "digits"]),
+    ("run task.name=hyper_representation task.dataset=synthetic_text", ["task.dataset", "synthetic_text has sparse features", "digits"]),
     ("run engine.name=mpi", ["engine.name", "'mpi'", "local"]),
     ("run algorithm.name=3", ["algorithm.name", "3", "c2dfb"]),
     ("run algorithm.name=", ["algorithm.name", "None", "c2dfb"]),

@@ -124,6 +124,7 @@ def test_a_bomb_is_refused_by_commands(
     (tmp_path / "e.yaml").write_text(bomb(26, merge=True))
     run(tiny(rounds=1), tmp_path / "r")
     (tmp_path / "r" / "experiment.yaml").write_text(bomb(26, merge=True))
+    (tmp_path / "r" / "manifest.json").unlink()      # a folder of a foreign version: no seal refuses it first
     for arguments in (("run", "e.yaml"), ("report", "r")):
         done = dbo(*arguments)
         assert done.code == 2

@@ -117,6 +117,7 @@ def test_stopped_process_is_silent_after_half_of_the_timeout(sleeper: Any, monke
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["round", "assignment"])
 def test_stopped_actor_is_found_within_30_seconds(
     ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
@@ -184,6 +185,7 @@ def write_native(folder: Path, name: str, library: str) -> dict[str, Any]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["PyDLL", "CDLL"])
 def test_long_native_call_is_no_silence(ray: Any, tmp_path: Path, library: str) -> None:
     """A call that holds the GIL (PyDLL), or not (CDLL), for longer than heartbeat_timeout: no actor is replaced."""
@@ -195,6 +197,7 @@ def test_long_native_call_is_no_silence(ray: Any, tmp_path: Path, library: str) 
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_step_timeout_still_limits_long_work(ray: Any, tmp_path: Path) -> None:
     """Control of the test above: the same call with step_timeout = 4 counts as lost, for that reason."""
     settings = write_native(tmp_path, "native_limited", "PyDLL")
@@ -204,6 +207,7 @@ def test_step_timeout_still_limits_long_work(ray: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_actors_that_are_silent_again_and_again_end_the_run(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from dbo.algorithms.registry import ALGORITHMS
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import InputError, RunError
@@ -348,9 +349,8 @@ def test_another_plugin_of_the_same_name_is_another_experiment(
         (tmp_path / folder / "mine.py").write_text(text)
 
     def made(folder: str) -> Experiment:
-        monkeypatch.setattr("dbo.algorithms.registry._registry", {})          # another process
+        monkeypatch.delitem(ALGORITHMS._found, "gossip_penalty", raising=False)          # another process
         monkeypatch.setattr("dbo.platform.config.plugins._loaded", {})
-        monkeypatch.setattr("dbo.algorithms.registry._BUILT_IN", ())
         return tiny(plugins=[str(tmp_path / folder / "mine.py")], algorithm={"name": "gossip_penalty"})
 
     with interrupt(monkeypatch, in_round=1):
