@@ -44,7 +44,8 @@ def test_without_declared_packets_the_measured_ones_are_used(
 ) -> None:
     """An algorithm that declares no packets: its other cells are estimated to send what the measured one sends."""
     declared: Any = registry.algorithms()["c2dfb"]
-    monkeypatch.setitem(registry.ALGORITHMS._found, "c2dfb", (replace(declared, packets=None), declared.round.__module__))
+    silent = replace(declared, packets=None), declared.round.__module__
+    monkeypatch.setitem(registry.ALGORITHMS._found, "c2dfb", silent)
     cells = cells_of_inner_steps(sweep_file)
     assert cells[0].experiment.parts.algorithm.packets is None
     estimates = estimate_cells(cells, time_limit=-1)
@@ -61,7 +62,8 @@ def test_packets_of_another_algorithm_scale_the_estimate(
     both = Grid(plan.read_sweep(sweep_file(axes=axes))).cells
     expected = estimate_cells(both, time_limit=-1)
     declared: Any = registry.algorithms()["d_soba"]
-    monkeypatch.setitem(registry.ALGORITHMS._found, "d_soba", (replace(declared, packets=None), declared.round.__module__))
+    silent = replace(declared, packets=None), declared.round.__module__
+    monkeypatch.setitem(registry.ALGORITHMS._found, "d_soba", silent)
     both = Grid(plan.read_sweep(sweep_file(axes=axes))).cells
     estimates = estimate_cells(both, time_limit=-1)
     for cell in both:
