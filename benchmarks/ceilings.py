@@ -171,8 +171,8 @@ def print_runs(folders: list[Path], data_dir: str | None, iterations: int) -> No
                 changes = {} if data_dir is None else {"data_dir": data_dir}
                 problem = prepare(Experiment(**{**experiment, **changes})).problem
                 bounds = find_bounds(problem, iterations)
-            found.setdefault("floor", []).append(bounds.floor)
-            found.setdefault("ceiling", []).append(bounds.ceiling)
+                found.setdefault("floor", []).append(bounds.floor)
+                found.setdefault("ceiling", []).append(bounds.ceiling)
             found.setdefault(member, []).append(_measure_run(folder / member, problem, bounds, iterations))
     columns = (
         "test_accuracy", "node_accuracy_mean", "gap_closed", "exact_accuracy", "exact_gap_closed", "corruption_f1",
