@@ -259,8 +259,16 @@ class RayEngine:
 
     def _submit(self, call: Callable[[], T]) -> T:
         """Hand data to the object store of this machine, which blocks for ever if its raylet does not answer."""
+        limit = self._settings.step_timeout
+
+        def look(waited: float) -> None:
+            if waited > self._settings.heartbeat_timeout and (lost := find_lost_process(["raylet"])):
+                raise RunError(lost)
+            self._notices.report("waiting for Ray's object store on this machine", waited, limit)
+
+        self._notices.begin("store")
         try:
-            return call_within(self._settings.step_timeout, call)
+            return call_within(limit, call, look)
         except TimeoutError as error:
             reason = find_lost_process() or f"Ray's object store on this machine: {error} (engine.step_timeout)"
             raise RunError(reason) from None

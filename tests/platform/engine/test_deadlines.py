@@ -21,3 +21,19 @@ def test_call_that_takes_too_long_is_given_up() -> None:
         call_within(0.2, forever.wait)
     assert time.monotonic() - start < 5
     forever.set()
+
+
+def test_observer_can_end_the_wait() -> None:
+    """It gets the seconds so far; what it raises is raised. Control: an observer that raises nothing."""
+    forever, waits = threading.Event(), []
+
+    def observe(waited: float) -> None:
+        waits.append(waited)
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        call_within(60, forever.wait, observe)
+    assert 1 < waits[0] < 30
+    with pytest.raises(TimeoutError):
+        call_within(3, forever.wait, lambda waited: None)
+    forever.set()
