@@ -57,6 +57,8 @@ def validate_out(out: str | Path | None, url_allowed: bool = True) -> None:
             raise InputError(f"--out: {out} is not allowed; must be {allowed}")
     elif any(len(part.encode(errors="replace")) > 255 for part in Path(out).parts):
         raise InputError(f"--out: {str(out)[:40]}… is not allowed; a folder name may have at most 255 bytes")
+    elif Path(out).is_file():
+        raise InputError(f"--out: {out} is a file; must be {allowed}")
 
 
 def typed_command() -> str:
