@@ -197,7 +197,7 @@ def test_a_comparison_that_is_refused_at_once_is_unchanged(tiny: Callable[..., E
     compare([tiny()], target, out)
     before = (out / "group.json").read_bytes()
     summary = json.loads((out / "c2dfb" / "summary.json").read_text())
-    summary["problem"]["data_sha256"] = "another"
+    summary["problem"]["data_sha256"], summary["sealed"] = "another", False
     (out / "c2dfb" / "summary.json").write_text(json.dumps(summary))
     (out / "c2dfb" / "manifest.json").unlink()      # it would restore the summary
     with pytest.raises(InputError, match="on other data"):
