@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import cloudpickle
 import numpy as np
-from ray import cloudpickle
 
 from dbo.platform.config import plugins as plugging
 from dbo.tasks.api import Problem
@@ -27,12 +27,12 @@ class ShippingError(Exception):
 def ship_problem(problem: Problem, plugins: Sequence[str]) -> list[float]:
     """Return the losses that a new process computes at the start of node 0."""
     try:
-        content = cloudpickle.dumps(problem)    # type: ignore[no-untyped-call]
+        content = cloudpickle.dumps(problem)
     except Exception as error:
         raise ShippingError(f"cannot be pickled: {type(error).__name__}: {error}") from error
     with TemporaryDirectory(prefix="dbo-verify-") as folder:
         file = Path(folder) / "problem"
-        file.write_bytes(cloudpickle.dumps((plugging.ship(plugins), content)))    # type: ignore[no-untyped-call]
+        file.write_bytes(cloudpickle.dumps((plugging.ship(plugins), content)))
         done = subprocess.run(
             [sys.executable, "-m", __name__, str(file)], capture_output=True, text=True, timeout=TIMEOUT, check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
