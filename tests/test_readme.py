@@ -31,7 +31,7 @@ def shorten(command: str) -> list[str]:
     rounds = "rounds=3" if "--from" in arguments else "rounds=2"           # more than the run that it extends
     of_file = [rounds] if any(part.endswith(".yaml") for part in arguments) else []
     if "task=cnn_representation" in arguments:            # as printed it downloads MNIST and uses all of it
-        of_file = ["rounds=2", "task.images=500", f"data_dir={DATA}"]
+        of_file = ["rounds=2", "task.images=4000", f"data_dir={DATA}"]
     return [*(re.sub(r"^rounds=\d+$", rounds, part) for part in arguments), *of_file]
 
 
