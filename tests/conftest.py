@@ -24,8 +24,10 @@ from dbo import components
 from dbo.platform.cli import main
 from dbo.platform.config import plugins
 
-Resource = Literal["browser", "data"]
-RESOURCES: dict[str, str] = {"browser": "a browser", "data": "the shared data"}
+Resource = Literal["browser", "data", "namespaces"]
+RESOURCES: dict[str, str] = {
+    "browser": "a browser", "data": "the shared data", "namespaces": "network namespaces (root and iproute2)",
+}
 
 
 class Require(Protocol):
@@ -71,7 +73,7 @@ def ray() -> Iterator[Any]:
     module.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def require() -> Require:
     """Skip the test if a resource is not available; fail it if DBO_REQUIRE names that resource."""
     return require_resource

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.faults.machines import Machines, find_obstacle, start_machines
@@ -13,10 +14,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
+def machines(require: Any) -> Iterator[Machines]:
     """Three machines with Ray, each in a network namespace of its own."""
-    if obstacle := find_obstacle():
-        pytest.skip(obstacle)
+    require("namespaces", find_obstacle() is None)
     with start_machines(3) as started:
         yield started
 
