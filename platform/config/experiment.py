@@ -223,9 +223,6 @@ class Experiment(BaseModel):
         """What determines the result: settings, plugins, and the code of ours that runs."""
         parts, plugins = self.parts, plugging.read_sources(self.plugins)
         components = [type(part).__module__ for part in (parts.task, parts.data, parts.partition, parts.config)]
-        components += [type(parts.topology).__module__] + [
-            type(value).__module__ for name in ("compressor",) if (value := getattr(parts.config, name, None))
-        ]
         identity = {key: value for key, value in self.to_dict().items() if key not in _NOT_DECISIVE}
         identity["engine"] = {key: v for key, v in self.engine.items() if key not in parts.engine.runtime_only}
         identity["plugins"] = [plugin.digest for plugin in plugins]
