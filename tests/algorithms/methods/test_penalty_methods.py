@@ -179,7 +179,7 @@ def test_f2sa_follows_the_solution_of_its_growing_penalty(lab: Any, power: float
     lam = 10.0 * (1 + 400 / 5.0) ** power
     target, solution = problem.penalty_solution(lam), problem.solution()
     bias = np.linalg.norm(target - solution)
-    assert np.linalg.norm(engine.rows("x")[0] - target) < 0.1 * bias
+    assert np.linalg.norm(engine.rows("x")[0] - target) < 0.2 * bias
     assert np.linalg.norm(problem.penalty_solution(2 * lam) - solution) == pytest.approx(bias / 2, rel=0.1)
 
 
