@@ -29,7 +29,7 @@ Tiny = Callable[..., Experiment]
 
 def metrics(folder: Path) -> pd.DataFrame:
     """Return the metrics of a run by round, without clocks."""
-    return read_run(folder).history.drop(columns=list(CLOCKS)).set_index("round")
+    return read_run(folder).history.drop(columns=[*CLOCKS], errors="ignore").set_index("round")
 
 
 def assert_same_state(first: Path, second: Path) -> None:
