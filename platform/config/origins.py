@@ -72,4 +72,4 @@ def _flatten_given(experiment: Experiment) -> dict[str, Any]:
 def _flatten_preset(experiment: Experiment) -> dict[str, Any]:
     """Return the preset of the experiment's algorithm and task under dotted keys."""
     section = {"name": experiment.algorithm["name"], **expand_names(experiment.given).get("algorithm", {})}
-    return flatten({"algorithm": presets.find_values(experiment.presets, section, experiment.task)})
+    return flatten(presets.find_values(experiment.presets, section, experiment.task), "algorithm.")

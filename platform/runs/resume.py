@@ -81,7 +81,8 @@ def _describe_difference(folder: RunFolder, experiment: Experiment, without: tup
             if key not in ignored and not key.startswith("tracking.") and there.get(key) != here.get(key)]
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))      # another component
     keys = [key for key in keys if key.endswith(".name") or not key.startswith(renamed)]
-    shown = [f"{key} is {there.get(key, 'missing')} there, {here.get(key, 'missing')} here" for key in keys[:_MAX_SHOWN]]
+    pairs = [(key, there.get(key, "missing"), here.get(key, "missing")) for key in keys[:_MAX_SHOWN]]
+    shown = [f"{key} is {recorded} there, {requested} here" for key, recorded, requested in pairs]
     if len(keys) > len(shown):
         shown.append(f"{len(keys) - len(shown)} more differ")
     return f" ({'; '.join(shown)})" if shown else ""
@@ -122,7 +123,8 @@ def find_source_run(place: str | Path, experiment: Experiment, allow_changed_cod
     if rounds is None:
         code = ", run with other code" if _find_text_rounds(folder, experiment) is not None else ""
         difference = "" if code else _describe_difference(folder, experiment, without=("rounds",))
-        raise InputError(f"--from: {place} holds the run of another experiment{code}{difference}; only rounds may differ")
+        raise InputError(
+            f"--from: {place} holds the run of another experiment{code}{difference}; only rounds may differ")
     _refuse_mixed_code("--from", folder, not allow_changed_code)
     if rounds >= experiment.rounds:
         raise InputError(f"rounds: {experiment.rounds} is not allowed; must be more than the {rounds} of {place}")
