@@ -117,6 +117,8 @@ class RunFolder:
         try:
             self._created = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
+            if self.checkpoints.is_symlink():        # clearing the folder would remove checkpoints of another run
+                raise OSError(errno.ELOOP, f"{self.checkpoints.name} is a symbolic link; remove it")
             while self._lock is None:
                 self._lock = _open_locked(self.path / _LOCK)
             remove_leftovers(self.path, *(file.name for file in self._list_files()))     # no other process writes them

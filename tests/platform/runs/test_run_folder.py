@@ -306,6 +306,17 @@ def test_lock_that_is_a_link_is_refused(tmp_path: Path, exists: bool) -> None:
     assert (foreign.read_text() if foreign.exists() else None) == ("mine" if exists else None)
 
 
+def test_checkpoints_that_are_a_link_are_refused(tmp_path: Path) -> None:
+    """A run into the folder would remove the checkpoints of another one."""
+    (tmp_path / "other" / "round-00000004").mkdir(parents=True)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "checkpoints").symlink_to(tmp_path / "other")
+    with pytest.raises(InputError, match=r"^--out: .*r cannot be used .*: checkpoints is a symbolic link; remove it$"):
+        RunFolder(tmp_path / "r").acquire()
+    assert (tmp_path / "other" / "round-00000004").exists()
+    assert not is_locked(tmp_path / "r")
+
+
 def test_lock_does_not_truncate_a_file(tmp_path: Path) -> None:
     """A hard link to a foreign file is no symbolic link."""
     (tmp_path / "foreign").write_text("mine")
