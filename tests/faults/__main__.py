@@ -33,8 +33,8 @@
     sizes     packets of a few bytes that announce gigabytes, and NaN of every kind
 
 Columns: `lost` counts evaluations or points that are missing at the end, `doubled` those that are there twice. Seconds
-are those of a recovery (actors, driver, disk, mlflow, sealed, supervise), of a detection (silent, partition, cluster) or
-of a response (the others). With `--markdown` or `--results`, each row is kept in a file as soon as it has ended;
+are those of a recovery (actors, driver, disk, mlflow, sealed, supervise), of a detection (silent, partition, cluster)
+or of a response (the others). With `--markdown` or `--results`, each row is kept in a file as soon as it has ended;
 `--resume` skips the rows that are there already, so that a whole run can be completed in pieces.
 """
 

@@ -1,4 +1,4 @@
-"""Files of somebody else: YAML that expands, planted links, tokens in place of files that a job sends, forged packets."""
+"""Files of somebody else: YAML that expands, planted links, tokens in place of a job's files, forged packets."""
 
 import hashlib
 import shutil

@@ -66,11 +66,8 @@ def long_history(short: bool, sabotage: bool = False) -> Row:
             with interrupt(rounds - 1):
                 run(experiment, folder)
             for kind in ("interrupted", "finished"):
-                parsed: list[int] = []
-                parse = schema.parse_record
-                count = mock.patch.object(schema, "parse_record", lambda line: parsed.append(1) or parse(line))
                 tracemalloc.start()
-                with measure_time(row), count, blind if sabotage else nullcontext():
+                with measure_time(row), _count_parsed() as parsed, blind if sabotage else nullcontext():
                     run(experiment, folder, resume=True)
                 peak = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
@@ -80,6 +77,20 @@ def long_history(short: bool, sabotage: bool = False) -> Row:
                 row.notes.append(f"{rounds} evaluations, {kind}: {row.seconds[-1]:.2f} s, {peak / 1e6:.1f} MB")
             count_evaluations(row, folder, rounds + 1)
     return row
+
+
+@contextmanager
+def _count_parsed() -> Iterator[list[str | bytes]]:
+    """Collect the lines of evaluations that are parsed."""
+    lines: list[str | bytes] = []
+    parse = schema.parse_record
+
+    def collect(line: str | bytes) -> schema.Record:
+        lines.append(line)
+        return parse(line)
+
+    with mock.patch.object(schema, "parse_record", collect):
+        yield lines
 
 
 # ---- search logs -----------------------------------------------------------------------------------------------------
