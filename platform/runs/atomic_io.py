@@ -103,7 +103,7 @@ def open_without_links(path: str, flags: int) -> int:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a file for `open(opener=…)`; a pipe, which would make us wait for its other end, or a device is an OSError."""
+    """Open a file for `open(opener=…)`; a device or a pipe, which may never end, is an OSError."""
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
