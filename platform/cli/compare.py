@@ -85,7 +85,7 @@ def compare_algorithms(
 
 def _describe_end(result: "Result") -> str:
     """Return how a run ended, and of one that diverged the values that may be the reason."""
-    from dbo.platform.config.origins import explain_divergence
+    from dbo.platform.config.value_sources import explain_divergence
 
     hint = f" ({explain_divergence(result.experiment)})" if result.status == "diverged" else ""
     return f"{result.experiment.algorithm['name']} {result.status}{hint}"

@@ -13,8 +13,8 @@ from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
     from dbo.algorithms.registry import Algorithm
-    from dbo.platform.config.origins import TracedValue
     from dbo.platform.config.validation import Parameter
+    from dbo.platform.config.value_sources import TracedValue
 
 
 # Section of an experiment that names a component of each kind.
@@ -33,7 +33,7 @@ def list_components(
     """List algorithms, tasks, data sets and other components.
 
     With a kind, show parameters with default, range and meaning. With a name, show the values that an experiment with
-    these settings has, and their origin: default, preset, or you.
+    these settings has, and their source: default, preset, or you.
     """
     from dbo.platform.config import overrides
     from dbo.platform.config.experiment import Experiment
@@ -138,13 +138,13 @@ def _show_parameters(kind: str, members: list[Component], settings: dict[str, An
 
 
 def _trace_component(kind: str, component: Component, settings: dict[str, Any]) -> "dict[str, TracedValue]":
-    """Return the parameters of a component with their values and origins in the experiment of these settings.
+    """Return the parameters of a component with their values and sources in the experiment of these settings.
 
     A component that cannot be used without further settings, such as a file, has its defaults only.
     """
     from dbo.platform.config import overrides
     from dbo.platform.config.experiment import Experiment
-    from dbo.platform.config.origins import trace_values
+    from dbo.platform.config.value_sources import trace_values
 
     section = _SECTIONS[kind]
     try:
@@ -165,13 +165,13 @@ def _trace_component(kind: str, component: Component, settings: dict[str, Any]) 
 
 
 def _format_value(parameter: "Parameter", traced: "TracedValue | None") -> tuple[str, ...]:
-    """Return the cells of a value and of its origin; of a default alone, one cell."""
+    """Return the cells of a value and of its source; of a default alone, one cell."""
     default = _format(parameter.default)
     if traced is None:
         return (f"[green]{escape(default)}[/green]",)
-    style = {"you": "bold yellow", "preset": "cyan", "default": "dim"}[traced.origin]
-    instead = f"\n[dim]not {escape(default)}[/dim]" if traced.origin == "preset" else ""
-    return f"[green]{escape(_format(traced.value))}[/green]", f"[{style}]{traced.origin}[/{style}]{instead}"
+    style = {"you": "bold yellow", "preset": "cyan", "default": "dim"}[traced.source]
+    instead = f"\n[dim]not {escape(default)}[/dim]" if traced.source == "preset" else ""
+    return f"[green]{escape(_format(traced.value))}[/green]", f"[{style}]{traced.source}[/{style}]{instead}"
 
 
 def _show_rows(rows: Sequence[Sequence[str]], first_width: int = 0) -> None:

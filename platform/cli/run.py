@@ -48,7 +48,7 @@ def run_experiment(
     experiment = Experiment.read(file, overrides)       # before the slow imports: wrong input is refused quickly
 
     from dbo.platform.cli.progress import ProgressDisplay, describe_end
-    from dbo.platform.config.origins import explain_divergence
+    from dbo.platform.config.value_sources import explain_divergence
     from dbo.platform.runs import runner
     from dbo.platform.tracking.process import follow_in_background
 

@@ -42,7 +42,7 @@ def test_the_overview_fits_a_screen(dbo: Command) -> None:
         assert made.family in line
 
 
-def test_a_name_is_listed_with_values_and_their_origin(dbo: Command) -> None:
+def test_a_name_is_listed_with_values_and_their_source(dbo: Command) -> None:
     """`dbo list NAME key=value` shows what an experiment with these settings uses, and who chose it."""
     shown = {words[0]: words[1:3] for line in dbo("list", "c2dfb", "algorithm.lam=77").out.splitlines()
              if (words := line.split())}

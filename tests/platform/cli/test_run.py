@@ -67,7 +67,7 @@ def test_another_experiment_is_not_overwritten(
     assert "inner_steps" not in several.err           # of another algorithm
 
 
-def test_a_longer_run_is_told_how_to_extend(
+def test_the_error_has_the_command_that_extends_a_run(
     dbo: Command, assert_refused: Check, tiny_overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     """If only rounds grew, the error has the command with --from, and that command runs."""

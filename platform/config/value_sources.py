@@ -1,4 +1,4 @@
-"""Trace the values of a resolved experiment to their origin: the user, a preset, or a default."""
+"""Trace the values of a resolved experiment to their source: the user, a preset, or a default."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,7 +7,7 @@ from dbo.platform.config import presets
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.overrides import expand_names, flatten
 
-Origin = Literal["you", "preset", "default"]
+Source = Literal["you", "preset", "default"]
 
 # Keys that cannot make a run diverge.
 _HARMLESS = (
@@ -21,27 +21,27 @@ class TracedValue:
     """A value of a resolved experiment, and who chose it."""
 
     value: Any
-    origin: Origin
+    source: Source
 
 
 def trace_values(experiment: Experiment) -> dict[str, TracedValue]:
-    """Return every value of an experiment under its dotted key, with its origin."""
+    """Return every value of an experiment under its dotted key, with its source."""
     given, preset = _flatten_given(experiment), _flatten_preset(experiment)
 
-    def find_origin(key: str) -> Origin:
+    def find_source(key: str) -> Source:
         parts = key.split(".")
         if any(".".join(parts[:count]) in given for count in range(1, len(parts) + 1)):     # batch_size=64 sets both
             return "you"
         return "preset" if key in preset else "default"
 
-    return {key: TracedValue(value, find_origin(key)) for key, value in flatten(experiment.to_dict()).items()}
+    return {key: TracedValue(value, find_source(key)) for key, value in flatten(experiment.to_dict()).items()}
 
 
 def explain_divergence(experiment: Experiment) -> str:
     """Name the values that may have made a run diverge: those that the user has set first, then untested steps."""
     traced, tuned = trace_values(experiment), _flatten_preset(experiment)
     chosen = sorted(
-        (key for key, found in traced.items() if found.origin == "you" and not _is_harmless(key)),
+        (key for key, found in traced.items() if found.source == "you" and not _is_harmless(key)),
         key=lambda key: not key.startswith("algorithm."))
     steps = [f"algorithm.{name}" for name in presets.list_steps(experiment.algorithm["name"])]
     parts = []
@@ -49,9 +49,9 @@ def explain_divergence(experiment: Experiment) -> str:
         parts.append("you set " + ", ".join(
             _format(key, traced[key].value) + (f" (the preset has {tuned[key]})" if key in tuned else "")
             for key in chosen))
-    if used := [_format(key, traced[key].value) for key in tuned if traced[key].origin == "preset"]:
+    if used := [_format(key, traced[key].value) for key in tuned if traced[key].source == "preset"]:
         parts.append(f"preset values tuned for the default settings: {', '.join(used)}")
-    elif untuned := [_format(key, traced[key].value) for key in steps if traced[key].origin == "default"]:
+    elif untuned := [_format(key, traced[key].value) for key in steps if traced[key].source == "default"]:
         parts.append(f"defaults that are not tuned for this task: {', '.join(untuned)}; dbo tune finds better ones")
     return "; ".join([*parts, "try smaller steps"])
 

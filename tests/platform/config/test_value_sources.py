@@ -1,28 +1,28 @@
-"""Every value of an experiment has an origin: you, a preset, or a default."""
+"""Every value of an experiment has an source: you, a preset, or a default."""
 
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.config.origins import explain_divergence, trace_values
+from dbo.platform.config.value_sources import explain_divergence, trace_values
 
 
 def test_values_are_traced() -> None:
     """Given values are yours, also those inside of a section that is given as a whole."""
     found = trace_values(Experiment(
         batch_size=16, topology="star", algorithm={"name": "c2dfb", "lam": 7.0, "compressor": "rand_k"}))
-    origins = {key: traced.origin for key, traced in found.items()}
-    assert {key for key, origin in origins.items() if origin == "you"} == {
+    sources = {key: traced.source for key, traced in found.items()}
+    assert {key for key, source in sources.items() if source == "you"} == {
         "batch_size.lower", "batch_size.upper", "topology.name", "algorithm.name", "algorithm.lam",
         "algorithm.compressor.name",
     }
-    assert origins["algorithm.eta_in"] == "preset"
+    assert sources["algorithm.eta_in"] == "preset"
     assert found["algorithm.eta_in"].value == 0.2
-    assert origins["algorithm.inner_steps"] == origins["nodes"] == "default"
+    assert sources["algorithm.inner_steps"] == sources["nodes"] == "default"
 
 
 def test_a_schedule_is_one_value() -> None:
     """It is yours as a whole."""
     steps = {"schedule": "cosine", "value": 1.0, "end": 0.1, "rounds": 5}
     found = trace_values(Experiment(algorithm={"name": "c2dfb", "eta_out": steps}))
-    assert found["algorithm.eta_out"].origin == "you"
+    assert found["algorithm.eta_out"].source == "you"
     assert found["algorithm.eta_out"].value == steps
 
 
