@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dbo.platform.config.experiment import Experiment
+    from dbo.platform.runs.result import Result
 
 # Column heading: (column of the comparison table, number format).
 _COST = {"rounds": ("rounds_to_target", ".0f"), "MB": ("mb_to_target", ".2f"), "seconds": ("seconds_to_target", ".2f")}
@@ -70,12 +71,34 @@ def compare_algorithms(
             _show_problem(experiments[0])
         with nullcontext() if quiet else ProgressDisplay(console) as display:
             results = compare.compare(experiments, level, folder, display, typed_command(), allow_changed_code)
-        show_comparison(compare.comparison_table(results, level), str(level))
-        print_line(f"folder: {folder}")
+        table = compare.comparison_table(results, level)
+        if quiet:
+            print_line(f"{_describe_comparison(table, str(level))}; folder: {folder}")
+        else:
+            show_comparison(table, str(level))
+            print_line(f"folder: {folder}")
         write_outputs("compare", folder, quiet)
     unfinished = [result for result in results if result.status != "finished"]
     if unfinished:
-        raise RunError("; ".join(f"{result.experiment.algorithm['name']} {result.status}" for result in unfinished))
+        raise RunError("; ".join(_describe_end(result) for result in unfinished))
+
+
+def _describe_end(result: "Result") -> str:
+    """Return how a run ended, and of one that diverged the values that may be the reason."""
+    from dbo.platform.config.value_sources import explain_divergence
+
+    hint = f" ({explain_divergence(result.experiment)})" if result.status == "diverged" else ""
+    return f"{result.experiment.algorithm['name']} {result.status}{hint}"
+
+
+def _describe_comparison(rows: "pd.DataFrame", target: str) -> str:
+    """Return the cost of the target of every algorithm in one line."""
+    costs = [
+        f"{row['algorithm']} {row['rounds_to_target']:.0f} rounds, {row['mb_to_target']:.2f} MB" if is_reached
+        else f"{row['algorithm']} not reached"
+        for row, is_reached in zip(rows.to_dict("records"), rows["rounds_to_target"].notna(), strict=True)
+    ]
+    return f"{target}: {'; '.join(costs)}"
 
 
 def _show_problem(experiment: "Experiment") -> None:
