@@ -66,8 +66,8 @@ class RunProgress:
 
     def sum_computing(self, since_restore: Sequence[float]) -> list[float]:
         """Return the computing time of each block since the start of the run, in seconds."""
-        earlier = self.computing if len(self.computing) == len(since_restore) else [0.0] * len(since_restore)
-        return [round(before + after, 6) for before, after in zip(earlier, since_restore, strict=True)]
+        stored = self.computing if len(self.computing) == len(since_restore) else [0.0] * len(since_restore)
+        return [round(before + after, 6) for before, after in zip(stored, since_restore, strict=True)]
 
     def to_checkpoint(
         self, blocks: Sequence[Sequence[int]], position: Position, computing: Sequence[float]
