@@ -1,5 +1,6 @@
 """`dbo compare`: run several algorithms on one problem and show what each needs to reach a target."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,6 +116,9 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
     """Print a row per algorithm: the cost of reaching the target, then the final values."""
     has_accuracy = rows["test_accuracy"].notna().any()
     final = _ACCURACIES if has_accuracy else {name: found for name, found in _DISTANCES.items() if found[0] in rows}
+    metric = re.split("[<>=]", target)[0]
+    if metric in rows and metric not in {column for column, _ in final.values()}:
+        final = {metric: (metric, ".4g"), **final}
     meaning = "accuracy of the mean model, mean over nodes, worst node" if has_accuracy else "values of the mean model"
     print_line(f"cost of reaching {target}, then final {meaning}")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)

@@ -65,7 +65,7 @@ def test_the_target_is_a_metric_of_the_task(
     learning = ("engine.name=local", "tracking.uri=off", "--algorithms", "d_soba", "--target", "solution_error=0.7")
     assert_refused(dbo("compare", *learning, "--out", "d"), "coefficient_tuning has no solution_error")
     free = dbo("compare", *keys, "--algorithms", "d_soba,sldbo", "--target", "penalty_error=0.1", "--out", "d")
-    assert_refused(free, "d_soba, sldbo has no penalty_error")
+    assert_refused(free, "d_soba, sldbo have no λ")
     empty = dbo("compare", *keys, "--algorithms", "d_soba", "--target", "", "--out", "d")
     assert_refused(empty, "--target", "metric=level")
     assert not (tmp_path / "d").exists()
