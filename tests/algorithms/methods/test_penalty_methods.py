@@ -69,7 +69,7 @@ def test_other_samples_at_the_old_point_break_storm_pl(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("prox", [1e6, 1e9])
-def test_sun_dsbo_with_a_wide_envelope_is_dsgda_gt(lab: Any, prox: float) -> None:
+def test_sun_dsbo_with_a_large_gamma_is_dsgda_gt(lab: Any, prox: float) -> None:
     """γ → ∞: the envelope is the minimum of g, θ is z and c is λ; differences are O(1/γ)."""
     steps = {"eta_x": 0.03, "eta_y": 0.12}
     one = lab.engine("sun_dsbo", lab.config("sun_dsbo", c=10.0, prox=prox, **steps, eta_theta=0.1), rounds=30)
@@ -88,8 +88,8 @@ def test_the_closed_form_of_the_envelope_has_both_limits(lab: Any) -> None:
 
     for gamma in (0.5, 2.0):
         assert bias(1000.0, gamma) / bias(100.0, gamma) == pytest.approx(0.1, rel=0.1)
-    wide = problem.find_zero(lambda x: problem.moreau_hypergradient(x, 10.0, 1e9))
-    np.testing.assert_allclose(wide, problem.penalty_solution(10.0), rtol=0, atol=1e-6)
+    limit = problem.find_zero(lambda x: problem.moreau_hypergradient(x, 10.0, 1e9))
+    np.testing.assert_allclose(limit, problem.penalty_solution(10.0), rtol=0, atol=1e-6)
     assert bias(10.0, 0.5) > 1.2 * bias(10.0, 1e9)
 
 

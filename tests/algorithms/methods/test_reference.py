@@ -387,14 +387,14 @@ def sparkle(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
     while True:
         along = [t if rule == "gt" else new for rule, t, new in zip(rules, trackers, d, strict=True)]
         yield {"x": at[0], "y": at[1], "v": at[2], "direction": along[0], "along.y": along[1], "along.v": along[2]}
-        moved = [
+        new_rows = [
             w @ now - a * t if rule == "gt" else move(rule, a, now, last, new, old)
             for rule, a, now, last, new, old, t in zip(rules, steps, at, before, d, d_before, trackers, strict=True)
         ]
-        d_x, d_y, d_v = soba(s, *moved)
+        d_x, d_y, d_v = soba(s, *new_rows)
         new = [(1 - cfg.theta) * d[0] + cfg.theta * d_x, d_y, d_v]
         trackers = [w @ t + n - o for t, n, o in zip(trackers, new, d, strict=True)]
-        at, before, d, d_before = moved, at, new, d
+        at, before, d, d_before = new_rows, at, new, d
 
 
 def storm_pl(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:

@@ -62,9 +62,9 @@ def test_means_keep_their_steps_under_a_schedule(lab: Any, rules: tuple[str, ...
         before = block.state
         engine.advance(round_)
         for s, a in steps.items():
-            moved = (getattr(block.state, s) - getattr(before, s)).mean(0)
+            change = (getattr(block.state, s) - getattr(before, s)).mean(0)
             along = (a if round_ <= 2 else 0.3 * a) * getattr(before.along, s).mean(0)
-            np.testing.assert_allclose(moved, -along, rtol=0, atol=1e-13)
+            np.testing.assert_allclose(change, -along, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(
