@@ -188,7 +188,8 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
 def _resolve_axis_paths(file: Path, key: str, values: Any) -> Any:
     """Make paths among the values of an axis, which are relative to the file, relative to the working directory."""
     first, _, last = str(key).partition(".")
-    if not isinstance(values, list) or first not in {"topology", "plugins", "data_dir"} or last not in {"", "file"}:
+    named = {"topology", "plugins", "data_dir", "start"}
+    if not isinstance(values, list) or first not in named or last not in {"", "file"}:
         return values
     if last:
         return [paths.resolve_from_file(file, {first: {last: value}})[first][last] for value in values]
@@ -209,4 +210,6 @@ def pack_sweep(sweep: Sweep, folder: Path) -> None:
             section["file"] = bundle.copy_file(section["file"], folder)
     if "topology.file" in data["axes"]:
         data["axes"]["topology.file"] = [bundle.copy_file(file, folder) for file in data["axes"]["topology.file"]]
+    if "start" in data["axes"]:
+        data["axes"]["start"] = [file and bundle.copy_file(file, folder, "start") for file in data["axes"]["start"]]
     (folder / "sweep.yaml").write_text(yaml_io.dump(data), encoding="utf-8")

@@ -85,6 +85,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "dsgda_gt", config=Config, state=State, init=init,
+    family="penalty", citation="Wang et al. 2024, arXiv 2410.19319", oracles="first_order",
     packets=lambda cfg: 1, batches=lambda cfg: 1, penalty=lambda cfg: cfg.lam,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=900, steps={"eta_x": 0.05, "eta_y": 0.1, "eta_z": 0.1},

@@ -118,6 +118,7 @@ def tracking_invariants(before: State, after: State, cfg: Config) -> dict[str, A
 
 @algorithm(
     "mdbo", config=Config, state=State, init=init,
+    family="neumann", citation="Gao et al. 2023, AISTATS (PMLR 206)", oracles="second_order",
     packets=lambda cfg: 1, batches=count_batches,
     paper_counts={"zg": 0.0},   # Table 1 fits d_y + 2 d_x per iteration: y's tracker is not counted
     claim=Claim(

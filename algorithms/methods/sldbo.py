@@ -64,6 +64,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "sldbo", config=Config, state=State, init=init,
+    family="soba", citation="Dong et al. 2025, Mathematics of Operations Research", oracles="second_order",
     packets=lambda cfg: 1, batches=lambda cfg: 1,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=600, steps={"eta_x": 0.08, "eta_y": 0.1, "eta_v": 0.1},

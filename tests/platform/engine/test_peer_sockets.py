@@ -66,7 +66,7 @@ def test_end_of_a_round_stops_a_neighbour_that_waits_for_more(pair: tuple[PeerSo
     assert pair[0].exchange(4, 2, {1: b"x"}) is None
 
 
-def test_end_of_an_earlier_round_is_no_obstacle(pair: tuple[PeerSockets, PeerSockets]) -> None:
+def test_end_of_the_round_before_is_no_obstacle(pair: tuple[PeerSockets, PeerSockets]) -> None:
     """It was sent at the end of the last call, and nobody has waited for it."""
     first, second = pair
     for block in pair:
@@ -78,7 +78,7 @@ def test_end_of_an_earlier_round_is_no_obstacle(pair: tuple[PeerSockets, PeerSoc
 
 
 def test_stalled_neighbour_stops_blocks_that_are_ahead(pair: tuple[PeerSockets, PeerSockets]) -> None:
-    """A block that cannot continue in an earlier round stops its neighbours too."""
+    """A block that cannot continue in a round before stops its neighbours too."""
     pair[1].end_round(4, 2, is_stalled=True)
     assert pair[0].exchange(5, 0, {1: b"x"}) is None
 
