@@ -24,6 +24,7 @@
     errors    disk full, Ray that cannot start, storage that cannot be reached: one line with context
     supervise SIGKILL of the driver under `dbo supervise`
     raylet    SIGKILL of the raylet under a driver
+    cluster   GCS, raylet and workers stopped or killed while a run starts, trains or sweeps
     code      an edit of code that decides results, between two parts of a run
     history   resume after many evaluations
     search    the log of a search cut after every byte
@@ -77,6 +78,7 @@ FAULTS = {      # name: module of tests.faults, function
     "errors": ("sealed", "one_line"),
     "supervise": ("drivers", "supervised"),
     "raylet": ("drivers", "raylet"),
+    "cluster": ("clusters", "processes"),
     "code": ("history", "edited_code"),
     "history": ("history", "long_history"),
     "search": ("history", "torn_search"),
