@@ -80,6 +80,9 @@ class Engine(Protocol):
     def counters(self) -> Mapping[str, int]:
         """Return the oracle calls per node since the start, the maximum over nodes."""
 
+    def compute_seconds(self) -> list[float]:
+        """Return the computing time of each block since the start or the last `restore`."""
+
     def ledger(self) -> Ledger:
         """Return bytes, values and packets of all nodes since the start."""
 

@@ -73,6 +73,9 @@ class LocalEngine:
     def counters(self) -> Mapping[str, int]:
         return max_counts(block.shard.counters() for block in self.local_blocks)
 
+    def compute_seconds(self) -> list[float]:
+        return [block.seconds for block in self.local_blocks]
+
     def ledger(self) -> Ledger:
         return Ledger.merge([block.ledger for block in self.local_blocks])
 

@@ -185,6 +185,9 @@ class RayEngine:
     def counters(self) -> Mapping[str, int]:
         return max_counts(view.counters for view in self._fetch_views())
 
+    def compute_seconds(self) -> list[float]:
+        return [view.seconds for view in self._fetch_views()]
+
     def ledger(self) -> Ledger:
         parts = []
         for ids, view in zip(self.blocks, self._fetch_views(), strict=True):

@@ -16,7 +16,7 @@ from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.recovery import Fail, decide
 from dbo.platform.runs.result import RunCallback
 from dbo.platform.runs.run_folder import Position, RunFolder, iterate_metrics
-from dbo.platform.runs.schema import Recovery
+from dbo.platform.runs.schema import BLOCK_SECONDS, Recovery
 from dbo.tasks.api import Problem
 
 State = dict[str, NDArray[Any]]
@@ -90,7 +90,10 @@ class TrainingLoop:
         parts = self.experiment.parts
         measured, nodes = evaluate(self.engine, self.problem, parts.algorithm, parts.config)
         self._check_finite(round_, first_nonfinite_metric(measured))
-        record = {"round": round_, "seconds": self.progress.training, **measured, "timestamp": time.time()}
+        record = {
+            "round": round_, "seconds": self.progress.training, **measured,
+            BLOCK_SECONDS: self.progress.sum_computing(self.engine.compute_seconds()), "timestamp": time.time(),
+        }
         self.folder.append(record, {"round": round_, **nodes})
         self.progress.evaluated.add(record)
         self.callback.on_evaluation(record)
@@ -103,7 +106,8 @@ class TrainingLoop:
 
     def _save(self, round_: int) -> None:
         self.folder.sync()
-        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.position())
+        computing = self.engine.compute_seconds()
+        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.position(), computing)
         self.checkpoints.save(round_, self.engine.snapshot(), stored)
         self.folder.publish()
 
