@@ -92,9 +92,13 @@ def list_stopped_workers() -> list[int]:
 def is_worker(pid: int) -> bool:
     """Decide whether a child of the raylet runs tasks and actors, or is about to."""
     with suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
-        return b"default_worker.py" in command or (command.startswith(b"ray::") and not command.endswith(b"Agent"))
+        return is_worker_command(Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0"))
     return False
+
+
+def is_worker_command(command: bytes) -> bool:
+    """Decide the same from its command line, which Ray replaces by a title."""
+    return b"default_worker.py" in command or (command.startswith(b"ray::") and not command.endswith(b"Agent"))
 
 
 def leave_lost_cluster() -> None:

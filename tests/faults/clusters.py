@@ -30,7 +30,7 @@ OPTIONS = (
 )
 HEAD = """
 import ray, time
-found = ray.init(address="local", include_dashboard=False, num_cpus=1, _node_ip_address="127.0.0.1", log_to_driver=False)
+found = ray.init("local", include_dashboard=False, num_cpus=1, _node_ip_address="127.0.0.1", log_to_driver=False)
 print(found.address_info["gcs_address"], flush=True)
 time.sleep(600)
 """
@@ -80,23 +80,28 @@ def count_lines(path: Path) -> int:
 def processes(short: bool, sabotage: bool = False) -> Row:
     """Every process of Ray at every stage. Sabotage: nobody looks at workers that have not answered yet."""
     row = Row("processes of Ray", f"ends or goes on within {DETECTION_SECONDS:g} s (GCS: {GCS_SECONDS:g} s), same bits")
-    _stop_workers_at_start(row, sabotage)
+    stop_workers_at_start(row, sabotage)
     if sabotage or short:
         return row
     with tempfile.TemporaryDirectory() as base:
         place = Path(base)
-        calm = subprocess.run(
-            [*COMMAND, "run", *OPTIONS, f"rounds={ROUNDS}", "--out", "calm"], cwd=place, check=False, timeout=300)
-        row.count(calm.returncode == 0, "the undisturbed run failed")
-        for name, number in (("gcs_server", signal.SIGSTOP), ("gcs_server", signal.SIGKILL), ("raylet", signal.SIGSTOP)):
-            _hit_run(row, place, name, number)
-        _kill_gcs_of_a_long_run(row, place)
-        _stop_gcs_of_a_sweep(row, place)
-        _connect_to_a_stopped_gcs(row, place)
+        run_undisturbed(place)
+        hit_run(row, place, "gcs_server", signal.SIGSTOP)
+        hit_run(row, place, "gcs_server", signal.SIGKILL)
+        hit_run(row, place, "raylet", signal.SIGSTOP)
+        kill_gcs_of_a_long_run(row, place)
+        stop_gcs_of_a_sweep(row, place)
+        connect_to_a_stopped_gcs(row, place)
     return row
 
 
-def _stop_workers_at_start(row: Row, sabotage: bool) -> None:
+def run_undisturbed(place: Path) -> None:
+    """Run into place/calm what `hit_run` compares with."""
+    command = [*COMMAND, "run", *OPTIONS, f"rounds={ROUNDS}", "--out", "calm"]
+    subprocess.run(command, cwd=place, check=True, timeout=300)
+
+
+def stop_workers_at_start(row: Row, sabotage: bool) -> None:
     """Stop the first process that the cluster starts for the actors of a run, before it can answer."""
     ray_session.connect(None)
     experiment = Experiment(**SETTINGS, algorithm={"name": "c2dfb", **ALGORITHMS["c2dfb"]})
@@ -141,7 +146,7 @@ def _end_idle_workers() -> None:
     time.sleep(1)
 
 
-def _hit_run(row: Row, place: Path, name: str, number: signal.Signals) -> None:
+def hit_run(row: Row, place: Path, name: str, number: signal.Signals) -> None:
     """Hit a process in the middle of a run; one that does not end well is resumed."""
     case, folder = f"{name}, {number.name}", place / f"{name}-{number.name}"
     command = ["run", *OPTIONS, f"rounds={ROUNDS}", "--out", str(folder)]
@@ -164,7 +169,8 @@ def _has_failed(folder: Path) -> bool:
     return summary is not None and summary.status == "failed" and ends == ["failed"]
 
 
-def _kill_gcs_of_a_long_run(row: Row, place: Path) -> None:
+def kill_gcs_of_a_long_run(row: Row, place: Path) -> None:
+    """Ray ends the driver; the guard process records it."""
     folder = place / "long"
     ended = hit(
         ["run", *OPTIONS, "rounds=100000", "--out", str(folder)], "gcs_server", signal.SIGKILL,
@@ -174,7 +180,7 @@ def _kill_gcs_of_a_long_run(row: Row, place: Path) -> None:
     row.count(ended.code == 1 and ended.is_one_line and _has_failed(folder), f"long run: {ended}")
 
 
-def _stop_gcs_of_a_sweep(row: Row, place: Path) -> None:
+def stop_gcs_of_a_sweep(row: Row, place: Path) -> None:
     """A sweep whose GCS is stopped fails with one line; started again, it has all cells."""
     (place / "sweep.yaml").write_text(
         "name: s\nexperiment: {nodes: 4, rounds: 1500, dtype: float64, task: {name: quadratic, dim_x: 4, dim_y: 8}, "
@@ -194,7 +200,7 @@ def _stop_gcs_of_a_sweep(row: Row, place: Path) -> None:
         f"sweep: {ended}, again {again.returncode}, {finished} cells")
 
 
-def _connect_to_a_stopped_gcs(row: Row, place: Path) -> None:
+def connect_to_a_stopped_gcs(row: Row, place: Path) -> None:
     """Wrong input: nothing answers at the address."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
