@@ -157,7 +157,7 @@ class Block:
             compile_kernels(self.shard.y0.dtype.name)
         self.state: Any = init_state(self.algorithm, self.shard, self._schedules.apply(self.config, 0))
         self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flatten(self.state).items()}
-        self._sent = 0                       # packets of the last round that has ended
+        self.packets_before = 0              # packets of the last round that has ended
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Block:
     def progress(self) -> Progress:
         """Return the number of packets sent in this round, and whether the round is open."""
         if self._round is None:
-            return Progress(self._sent, is_open=False)
+            return Progress(self.packets_before, is_open=False)
         return Progress(self._round.step + 1, is_open=True)
 
     def abandon(self) -> None:
@@ -318,7 +318,7 @@ class Block:
                     f"{name}: state.{path} is {array.dtype} {tuple(array.shape)} after the round; "
                     f"init made it {dtype} {shape}"
                 )
-        self.state, self._round, self._sent = state, None, packets
+        self.state, self._round, self.packets_before = state, None, packets
         self.shard.forget_batch()
 
     # ---- evaluation and checkpoints --------------------------------------------------------------------------------

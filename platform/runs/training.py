@@ -72,16 +72,21 @@ class TrainingLoop:
         experiment, engine = self.experiment, self.engine
         if done == 0:
             self._evaluate(0)
-        for round_ in range(done + 1, experiment.rounds + 1):
-            start = time.perf_counter()
-            engine.advance(round_)
+        while done < experiment.rounds:
+            start, round_ = time.perf_counter(), self._next_stop(done)
+            engine.advance(done + 1, round_)
             self.progress.training += time.perf_counter() - start
-            is_last = round_ == experiment.rounds
+            done, is_last = round_, round_ == experiment.rounds
             if round_ % experiment.eval_every == 0 or is_last:
                 self._evaluate(round_)
             if round_ % experiment.checkpoint_every == 0 or is_last:
                 self._check_finite(round_, engine.first_nonfinite())       # a checkpoint is always a finite state
                 self._save(round_)
+
+    def _next_stop(self, done: int) -> int:
+        """Return the next round after which there is an evaluation or a checkpoint."""
+        every = self.experiment.eval_every, self.experiment.checkpoint_every
+        return min(self.experiment.rounds, *(done - done % steps + steps for steps in every))
 
     def _evaluate(self, round_: int) -> None:
         """Record an evaluation; numbers that are not finite end the run instead."""
