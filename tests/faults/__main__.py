@@ -28,7 +28,7 @@
     code      an edit of code that decides results, between two parts of a run
     history   resume after many evaluations
     search    the log of a search cut after every byte
-    moved     the folder of a run renamed, removed or replaced in its middle
+    renamed   the folder of a run renamed, removed or replaced in its middle
     yaml      bombs of aliases and merges, numbers of YAML 1.1
     links     symbolic links in place of every file that is written
     packing   a token in place of every file that a job sends
@@ -83,7 +83,7 @@ FAULTS = {      # name: module of tests.faults, function
     "code": ("history", "edited_code"),
     "history": ("history", "long_history"),
     "search": ("history", "torn_search"),
-    "moved": ("history", "moved_folder"),
+    "renamed": ("history", "renamed_folder"),
     "yaml": ("foreign", "expansions"),
     "links": ("foreign", "links"),
     "packing": ("foreign", "packing"),

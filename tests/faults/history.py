@@ -179,19 +179,19 @@ def _own_sources(place: Path) -> Iterator[None]:
     code_identity._find.cache_clear()
 
 
-# ---- moved folders ---------------------------------------------------------------------------------------------------
+# ---- renamed folders -------------------------------------------------------------------------------------------------
 
 
-def moved_folder(short: bool, sabotage: bool = False) -> Row:
+def renamed_folder(short: bool, sabotage: bool = False) -> Row:
     """Rename, remove or replace the folder of a run in its middle. Sabotage: nobody looks where the folder is."""
-    row = Row("moved folders", "exit with an error, nothing written to the old place, same bits after resume")
+    row = Row("renamed folders", "exit with an error, nothing written to the old place, same bits after resume")
     experiment = Experiment(**TINY)
     blind = mock.patch.object(RunFolder, "_require_same_place")
     with tempfile.TemporaryDirectory() as base, blind if sabotage else nullcontext():
         calm = run(experiment, Path(base) / "calm").folder
         for kind in ("renamed", "removed", "replaced"):
             for round_ in (6,) if short else (1, 3, 4, 5, 8, 11, 12):
-                folder, other = Path(base) / f"{kind}-{round_}", Path(base) / f"{kind}-{round_}-moved"
+                folder, other = Path(base) / f"{kind}-{round_}", Path(base) / f"{kind}-{round_}-elsewhere"
                 with measure_time(row):
                     error = _run_and_move(experiment, folder, other, kind, round_)
                 written = sorted(path.name for path in folder.iterdir()) if folder.exists() else []

@@ -15,7 +15,7 @@ from tests.faults import results
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
     "messages", "disk", "flips", "nan", "pickles", "exposure", "sealed", "mixed", "secrets", "errors", "supervise",
-    "fencing", "code", "history", "search", "moved", "yaml", "links", "packing", "sizes",
+    "fencing", "code", "history", "search", "renamed", "yaml", "links", "packing", "sizes",
 )
 ELSEWHERE = {
     "actors": ("platform/runs/test_recovery.py::test_killed_actors_do_not_change_results",

@@ -321,7 +321,7 @@ def test_checkpoints_that_are_a_link_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["renamed", "removed", "replaced", "lock"])
-def test_a_folder_that_was_moved_is_not_written(tmp_path: Path, kind: str) -> None:
+def test_a_folder_that_was_renamed_is_not_written(tmp_path: Path, kind: str) -> None:
     """Its results would be in two halves. Control: without its lock file it is still the same folder."""
     folder, rival = RunFolder(tmp_path / "r"), RunFolder(tmp_path / "r")
     folder.acquire()
@@ -331,7 +331,7 @@ def test_a_folder_that_was_moved_is_not_written(tmp_path: Path, kind: str) -> No
         folder.sync()
         folder.release()
         return
-    shutil.rmtree(tmp_path / "r") if kind == "removed" else (tmp_path / "r").rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "r") if kind == "removed" else (tmp_path / "r").rename(tmp_path / "elsewhere")
     if kind == "replaced":
         rival.acquire()
     with pytest.raises(RunError, match="another run has taken" if kind == "replaced" else "was renamed or removed"):
