@@ -19,13 +19,18 @@ from dbo.algorithms.compression.compressors import (
     COMPRESSORS,
     Compressor,
     Identity,
+    Lazy,
     Qsgd,
     RandK,
+    RowTopK,
     Sign,
     TopK,
+    TopShare,
     compressor,
 )
+from dbo.algorithms.compression.grid import EIGHTHS, Grid, level_tables, level_values, read_scale, scale_code
 from dbo.algorithms.gossip import (
+    WIDE_WORDS,
     Message,
     Mixed,
     NotRowsError,
@@ -42,8 +47,9 @@ from dbo.algorithms.rng import Key, counter, round_key
 from dbo.parameters import param
 
 __all__ = [
-    "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
-    "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing",
-    "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
-    "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param", "round_key",
+    "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE",
+    "WIDE_WORDS", "Algorithm", "Array", "Claim", "Compressor", "Grid", "Identity", "Key", "Lazy", "Limit", "Message",
+    "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "RowTopK",
+    "Shard", "Sign", "State", "TopK", "TopShare", "WeightedGradient", "algorithm", "algorithms", "compressor",
+    "counter", "dense", "level_tables", "level_values", "mean", "mix", "param", "read_scale", "round_key", "scale_code",
 ]
