@@ -8,7 +8,10 @@ from dbo.algorithms.claims import (
     AVERAGED_INVERSE,
     LOCAL_INVERSE,
     MINIMISER,
+    MOREAU,
     PENALTY,
+    PERSONALISED,
+    SERIES,
     TRUNCATED_INVERSE,
     Claim,
     Limit,
@@ -47,9 +50,10 @@ from dbo.algorithms.rng import Key, counter, round_key
 from dbo.parameters import param
 
 __all__ = [
-    "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE",
-    "WIDE_WORDS", "Algorithm", "Array", "Claim", "Compressor", "Grid", "Identity", "Key", "Lazy", "Limit", "Message",
-    "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "RowTopK",
-    "Shard", "Sign", "State", "TopK", "TopShare", "WeightedGradient", "algorithm", "algorithms", "compressor",
-    "counter", "dense", "level_tables", "level_values", "mean", "mix", "param", "read_scale", "round_key", "scale_code",
+    "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MINIMISER", "MOREAU", "PENALTY", "PERSONALISED",
+    "SERIES", "TRUNCATED_INVERSE", "WIDE_WORDS", "Algorithm", "Array", "Claim", "Compressor", "Grid", "Identity", "Key",
+    "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum",
+    "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare", "WeightedGradient", "algorithm",
+    "algorithms", "compressor", "counter", "dense", "level_tables", "level_values", "mean", "mix", "param",
+    "read_scale", "round_key", "scale_code",
 ]
