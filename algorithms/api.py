@@ -42,6 +42,7 @@ from dbo.algorithms.gossip import (
     PackedRow,
     PackedSum,
     dense,
+    mark_kernels,
     mix,
 )
 from dbo.algorithms.protocol import Array, Shard, State, WeightedGradient
@@ -54,6 +55,6 @@ __all__ = [
     "SERIES", "TRUNCATED_INVERSE", "WIDE_WORDS", "Algorithm", "Array", "Claim", "Compressor", "Grid", "Identity", "Key",
     "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum",
     "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare", "WeightedGradient", "algorithm",
-    "algorithms", "compressor", "counter", "dense", "level_tables", "level_values", "mean", "mix", "param",
-    "read_scale", "round_key", "scale_code",
+    "algorithms", "compressor", "counter", "dense", "level_tables", "level_values", "mark_kernels", "mean", "mix",
+    "param", "read_scale", "round_key", "scale_code",
 ]

@@ -44,6 +44,13 @@ class Message:
         return tuple(self.values.shape)
 
 
+def mark_kernels() -> Any:
+    """Import the kernels for marks, and numba with them, which is slow."""
+    from dbo.algorithms.kernels import marks
+
+    return marks
+
+
 @dataclass(frozen=True, slots=True)
 class PackedRow:
     """A sparse row as it travels: a bit per entry, 64 to a word and the first lowest; the marked entries in order."""
@@ -61,10 +68,8 @@ class PackedRow:
     def positions(self, dim: int) -> Array:
         """Return the positions of the entries, ascending."""
         if self.words.size >= WIDE_WORDS:
-            from dbo.algorithms.kernels import marks  # imports numba, which is slow
-
             found = np.empty(self.entries.size, dtype=np.int64)
-            marks.find_positions(self.words, found)
+            mark_kernels().find_positions(self.words, found)
             return found
         return np.flatnonzero(np.unpackbits(self.words.view(np.uint8), count=dim, bitorder="little"))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import WIDE_WORDS, PackedRow
+from dbo.algorithms.api import WIDE_WORDS, PackedRow, mark_kernels
 from dbo.platform.network.row_format import CorruptError, pack_codes, packed_length, unpack_codes
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -45,10 +45,8 @@ def unary_bytes_packed(row: PackedRow, dim: int) -> int:
     """Return the bytes of the unary parts of a packed row."""
     if row.words.size < WIDE_WORDS:
         return unary_bytes(row.positions(dim), dim)
-    from dbo.algorithms.kernels import marks  # imports numba, which is slow
-
     count = row.entries.size
-    return packed_length(count + marks.sum_gaps(row.words, rice_parameter(count, dim)), 1)
+    return packed_length(count + mark_kernels().sum_gaps(row.words, rice_parameter(count, dim)), 1)
 
 
 def encode_positions(positions: NDArray[Any], dim: int) -> bytes:
@@ -64,12 +62,10 @@ def encode_packed(row: PackedRow, dim: int, unary_length: int) -> list[bytes | m
     """Return the code of a packed row's marks in parts, given the bytes of the unary one."""
     if row.words.size < WIDE_WORDS:
         return [encode_positions(row.positions(dim), dim)]
-    from dbo.algorithms.kernels import marks  # imports numba, which is slow
-
     shift = rice_parameter(row.entries.size, dim)
     length = packed_length(row.entries.size, shift)
     unary, lowest = (np.zeros(size // 8 + 2, dtype=np.uint64) for size in (unary_length, length))
-    marks.encode_gaps(row.words, shift, unary, lowest)
+    mark_kernels().encode_gaps(row.words, shift, unary, lowest)
     return [
         words.astype("<u8", copy=False).view(np.uint8)[:size].data
         for words, size in ((unary, unary_length), (lowest, length))
@@ -108,15 +104,13 @@ def decode_positions(body: memoryview, count: int, dim: int) -> NDArray[np.int64
 
 def decode_words(body: memoryview, count: int, dim: int) -> NDArray[np.uint64]:
     """Return the positions in a code as marks; raise CorruptError as `decode_positions` does."""
-    from dbo.algorithms.kernels import marks  # imports numba, which is slow
-
     shift = rice_parameter(count, dim)
     first, second = code_length(body, count, dim)
     unary, lowest = _as_words(body[:first]), _as_words(body[first : first + second])
     if (used := count * shift % 8) and body[first + second - 1] >> used:
         raise CorruptError("the last byte of the gaps is not padded with zeros")
     words = np.zeros(-(-dim // 64), dtype=np.uint64)
-    if marks.decode_gaps(unary, lowest, shift, dim, words) != count:
+    if mark_kernels().decode_gaps(unary, lowest, shift, dim, words) != count:
         raise CorruptError(f"a gap ends behind the {dim} entries")
     return words
 
