@@ -33,7 +33,7 @@ from dbo.algorithms.compression.compressors import (
 )
 from dbo.algorithms.compression.grid import EIGHTHS, Grid, level_tables, level_values, read_scale, scale_code
 from dbo.algorithms.gossip import (
-    WIDE_WORDS,
+    MANY_WORDS,
     Message,
     Mixed,
     NotRowsError,
@@ -51,9 +51,9 @@ from dbo.algorithms.rng import Key, counter, round_key
 from dbo.parameters import param
 
 __all__ = [
-    "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MINIMISER", "MOREAU", "PENALTY", "PERSONALISED",
-    "SERIES", "TRUNCATED_INVERSE", "WIDE_WORDS", "Algorithm", "Array", "Claim", "Compressor", "Grid", "Identity", "Key",
-    "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum",
+    "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
+    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Compressor", "Grid", "Identity",
+    "Key", "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum",
     "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare", "WeightedGradient", "algorithm",
     "algorithms", "compressor", "counter", "dense", "level_tables", "level_values", "mark_kernels", "mean", "mix",
     "param", "read_scale", "round_key", "scale_code",

@@ -15,7 +15,7 @@ from dbo.algorithms.protocol import Array
 
 Form = Literal["dense", "sparse", "levels"]
 
-WIDE_WORDS = 1 << 10    # words of marks, 64 entries each, from which a kernel outweighs its call
+MANY_WORDS = 1 << 10    # words of marks, 64 entries each, from which a kernel outweighs its call
 
 _UNNAMED = "value"      # the channel of a single array without a name
 
@@ -67,7 +67,7 @@ class PackedRow:
 
     def positions(self, dim: int) -> Array:
         """Return the positions of the entries, ascending."""
-        if self.words.size >= WIDE_WORDS:
+        if self.words.size >= MANY_WORDS:
             found = np.empty(self.entries.size, dtype=np.int64)
             mark_kernels().find_positions(self.words, found)
             return found

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import EIGHTHS, WIDE_WORDS, Array, PackedRow, level_values, read_scale
+from dbo.algorithms.api import EIGHTHS, MANY_WORDS, Array, PackedRow, level_values, read_scale
 from dbo.platform.network.positions import code_length, decode_positions, decode_words, rice_parameter
 from dbo.platform.network.row_format import (
     BITMAP,
@@ -135,7 +135,7 @@ def _decode_packed(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Pa
         words = marks.view("<u8").astype(np.uint64, copy=False)
         if (row.dim % 8 and marks[length - 1] >> row.dim % 8) or int(np.bitwise_count(words).sum()) != row.values:
             raise CorruptError(f"the bitmap of {row.dim} entries does not mark {row.values} values")
-    elif row.form == RICE and row.values and row.dim >= 64 * WIDE_WORDS:
+    elif row.form == RICE and row.values and row.dim >= 64 * MANY_WORDS:
         words, length = decode_words(rest, row.values, row.dim), sum(code_length(rest, row.values, row.dim))
     else:
         at, entries = _decode_sparse(body, dtype, row)

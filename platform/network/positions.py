@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import WIDE_WORDS, PackedRow, mark_kernels
+from dbo.algorithms.api import MANY_WORDS, PackedRow, mark_kernels
 from dbo.platform.network.row_format import CorruptError, pack_codes, packed_length, unpack_codes
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -43,7 +43,7 @@ def unary_bytes(positions: NDArray[Any], dim: int) -> int:
 
 def unary_bytes_packed(row: PackedRow, dim: int) -> int:
     """Return the bytes of the unary parts of a packed row."""
-    if row.words.size < WIDE_WORDS:
+    if row.words.size < MANY_WORDS:
         return unary_bytes(row.positions(dim), dim)
     count = row.entries.size
     return packed_length(count + mark_kernels().sum_gaps(row.words, rice_parameter(count, dim)), 1)
@@ -60,7 +60,7 @@ def encode_positions(positions: NDArray[Any], dim: int) -> bytes:
 
 def encode_packed(row: PackedRow, dim: int, unary_length: int) -> list[bytes | memoryview]:
     """Return the code of a packed row's marks in parts, given the bytes of the unary one."""
-    if row.words.size < WIDE_WORDS:
+    if row.words.size < MANY_WORDS:
         return [encode_positions(row.positions(dim), dim)]
     shift = rice_parameter(row.entries.size, dim)
     length = packed_length(row.entries.size, shift)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dbo.algorithms.api import WIDE_WORDS, PackedRow
+from dbo.algorithms.api import MANY_WORDS, PackedRow
 from dbo.platform.network import positions as coder
 from dbo.platform.network.row_format import CorruptError
 
@@ -22,9 +22,9 @@ def expected_bits(count: int, dim: int, shift: int) -> float:
 
 
 @given(POSITIONS)
-def test_decoding_reverses_encoding(drawn: tuple[int, set[int]]) -> None:
+def test_decoding_reverses_encoding(case: tuple[int, set[int]]) -> None:
     """Any positions; the length is known before."""
-    dim, chosen = drawn
+    dim, chosen = case
     at = np.array(sorted(chosen), dtype=np.int64)
     code = coder.encode_positions(at, dim)
     first, second = coder.code_length(memoryview(code), at.size, dim)
@@ -44,7 +44,7 @@ def test_the_parameter_is_the_best(dim: int) -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 2000, 20_000, 70_000])
 def test_kernels_write_the_same_bytes(count: int) -> None:
     """Wide rows of marks: lengths, bytes and positions are those of the NumPy form."""
-    dim = 64 * WIDE_WORDS + 5
+    dim = 64 * MANY_WORDS + 5
     row = np.zeros(dim)
     row[np.random.default_rng(count).permutation(dim)[:count]] = 1
     packed, at = PackedRow.of(row), np.flatnonzero(row)
