@@ -25,6 +25,7 @@ from dbo.algorithms.compression.compressors import (
     TopK,
     compressor,
 )
+from dbo.algorithms.error_terms import ErrorTerms
 from dbo.algorithms.gossip import (
     Message,
     Mixed,
@@ -43,7 +44,8 @@ from dbo.parameters import param
 
 __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
-    "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing",
-    "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
-    "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param", "round_key",
+    "Array", "Claim", "Compressor", "ErrorTerms", "Identity", "Key", "Limit", "Message", "Mixed", "Noise",
+    "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK",
+    "WeightedGradient", "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param",
+    "round_key",
 ]

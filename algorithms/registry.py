@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dbo.algorithms.claims import Claim
+from dbo.algorithms.error_terms import ErrorTerms
 from dbo.algorithms.gossip import Outgoing
 from dbo.algorithms.protocol import Array, Shard
 from dbo.components import Registry, check_fields
@@ -41,6 +42,7 @@ class Algorithm:
     penalty: Callable[[Any], float] | None = None   # λ of a configuration, for methods that follow ∇ψ_λ
     single_machine: bool = False            # has all data in one row and sends nothing: a reference, not a network
     paper_counts: Mapping[str, float] = field(default_factory=dict)   # Table 1's weight of a channel, where not 1
+    errors: ErrorTerms = field(default_factory=ErrorTerms)            # that evaluations record, beside those of x, y
     claim: Claim | None = None              # what `dbo verify` checks; None: it reports errors without a verdict
 
     @property
@@ -64,6 +66,7 @@ def algorithm(
     penalty: Callable[[Any], float] | None = None,
     single_machine: bool = False,
     paper_counts: Mapping[str, float] | None = None,
+    errors: ErrorTerms | None = None,
     claim: Claim | None = None,
 ) -> Callable[[Round], Algorithm]:
     """Register the decorated `async def round(state, shard, cfg)`; the first line of its docstring is the summary."""
@@ -87,7 +90,7 @@ def algorithm(
         made = Algorithm(
             name=name, summary=summary, config=config, state=state, init=init, round=round_, packets=packets,
             batches=batches, penalty=penalty, single_machine=single_machine, paper_counts=paper_counts or {},
-            claim=claim,
+            errors=errors or ErrorTerms(), claim=claim,
         )
         ALGORITHMS.add(name, made, round_.__module__, qualified_name)
         return made

@@ -22,11 +22,11 @@ from dbo.platform.config import overrides as overriding
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.validation import format_error, pick
 from dbo.platform.errors import InputError
-from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, Direction, Target, find_direction
+from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, OPTIONAL, RENAMED, Direction, Target, find_direction
 
 SWEEP_FOLDERS = {"": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper")}
 MAX_CELLS = 10_000
-METRICS = tuple(c for c in COLUMNS if c not in {"round", "timestamp"})
+METRICS = tuple(c for c in (*COLUMNS, *OPTIONAL) if c not in {"round", "timestamp"})
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -15,19 +15,19 @@ MAX_POINTS = 300
 X_COLUMNS = ("comm_mb", "seconds", "round")
 Y_COLUMNS = (
     "node_accuracy_mean", "test_accuracy", "test_loss", "upper_loss", "lower_loss", "consensus_x", "consensus_y",
-    "hypergradient_norm",
+    "direction_norm",
 )
 AXIS_TITLES = {
     "comm_mb": "communication over all links (MB)", "seconds": "training time (s)", "round": "rounds",
     "node_accuracy_mean": "accuracy, mean over nodes", "test_accuracy": "accuracy, mean model",
     "test_loss": "test loss, mean model", "upper_loss": "upper loss f", "lower_loss": "lower loss g",
     "consensus_x": "consensus error of x", "consensus_y": "consensus error of y",
-    "hypergradient_norm": "norm of the mean upper direction",
+    "direction_norm": "norm of the mean upper direction",
 }
 SHORT_NAMES = {
     "comm_mb": "MB", "seconds": "seconds", "round": "rounds", "node_accuracy_mean": "mean over nodes",
     "test_accuracy": "mean model", "test_loss": "test loss", "upper_loss": "upper loss", "lower_loss": "lower loss",
-    "consensus_x": "of x", "consensus_y": "of y", "hypergradient_norm": "norm",
+    "consensus_x": "of x", "consensus_y": "of y", "direction_norm": "norm",
 }
 Numbers = list[float | int | None]
 

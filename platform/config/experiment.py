@@ -95,6 +95,8 @@ class Experiment(BaseModel):
         "independent", description="draw every batch anew, or use all samples before one is repeated")
     tune_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of the validation samples that is held out for tuning; dbo tune sets it")
+    psi_every: Annotated[int, Field(ge=0)] | Literal["end"] | None = Field(
+        "end", description="evaluations between solves for ψ and ‖∇ψ‖: a number, end (only at the end), null (never)")
     start: str | None = Field(None, description="run folder or model file whose x and y the run starts from")
     task: Section = Field({"name": "coefficient_tuning"}, description="the problem and its data set")
     algorithm: Section = Field({"name": "c2dfb"}, description="the method; missing parameters: preset, then default")
@@ -148,6 +150,7 @@ class Experiment(BaseModel):
         for name, section in sections.items():
             object.__setattr__(made, name, section)
         object.__setattr__(made, "batch_size", _resolve_batch_size(made.batch_size))
+        object.__setattr__(made, "psi_every", _resolve_psi_every(made.psi_every, task["name"]))
         made._given = dict(data) if isinstance(data, Mapping) else {}
         try:
             _ = made.parts    # an error that only shows when a component is built is an input error too
@@ -297,6 +300,16 @@ def _resolve_batch_size(size: Any) -> BatchSize | None:
     if isinstance(size, int):
         return BatchSize(lower=size, upper=size)
     return None if size is None or (size.lower is None and size.upper is None) else size
+
+
+def _resolve_psi_every(every: int | str | None, task: str) -> int | str | None:
+    """Return None for 0, and for a task whose y*(x) need not exist."""
+    if TASKS[task].strongly_convex:
+        return every or None
+    if isinstance(every, int) and every:
+        raise InputError(
+            f"psi_every: {every} is not allowed; {task} does not declare strongly_convex = True, which ψ needs")
+    return None
 
 
 def _resolve_algorithm(section: Section, task: Section, file: str | None) -> Section:

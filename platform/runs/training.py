@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.base import Engine
-from dbo.platform.engine.evaluation import evaluate, first_nonfinite_metric
+from dbo.platform.engine.evaluation import evaluate, evaluate_psi, first_nonfinite_metric
+from dbo.platform.engine.psi import TOLERANCE
 from dbo.platform.errors import BlocksLost, InputError, RunError
 from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
 from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.recovery import Fail, decide
 from dbo.platform.runs.result import RunCallback
 from dbo.platform.runs.run_folder import Position, RunFolder, iterate_metrics
-from dbo.platform.runs.schema import Recovery
+from dbo.platform.runs.schema import Record, Recovery
 from dbo.tasks.api import Problem
 
 State = dict[str, NDArray[Any]]
@@ -78,24 +79,42 @@ class TrainingLoop:
             self.progress.training += time.perf_counter() - start
             is_last = round_ == experiment.rounds
             if round_ % experiment.eval_every == 0 or is_last:
-                self._evaluate(round_)
+                self._evaluate(round_, is_last)
             if round_ % experiment.checkpoint_every == 0 or is_last:
                 self._check_finite(round_, engine.first_nonfinite())       # a checkpoint is always a finite state
                 self._save(round_)
 
-    def _evaluate(self, round_: int) -> None:
+    def _evaluate(self, round_: int, is_last: bool = False) -> None:
         """Record an evaluation; numbers that are not finite end the run instead."""
         start = time.perf_counter()
         self._check_finite(round_, self.engine.first_nonfinite())
         parts = self.experiment.parts
         measured, nodes = evaluate(self.engine, self.problem, parts.algorithm, parts.config)
         self._check_finite(round_, first_nonfinite_metric(measured))
+        if self._needs_psi(round_, is_last):
+            measured |= self._evaluate_psi(is_last)
         record = {"round": round_, "seconds": self.progress.training, **measured, "timestamp": time.time()}
         self.folder.append(record, {"round": round_, **nodes})
         self.progress.evaluated.add(record)
         self.callback.on_evaluation(record)
         self.engine.export_metrics({**record, "rounds": self.experiment.rounds, "nodes": nodes})
         self.progress.evaluating += time.perf_counter() - start
+
+    def _needs_psi(self, round_: int, is_last: bool) -> bool:
+        """Decide by the round alone, so that a resumed run has ψ in the same evaluations."""
+        every = self.experiment.psi_every
+        if every is None or is_last:
+            return every is not None
+        return isinstance(every, int) and round_ % (every * self.experiment.eval_every) == 0
+
+    def _evaluate_psi(self, is_last: bool) -> Record:
+        found = evaluate_psi(self.engine, self.problem)
+        if is_last and not found["psi_converged"]:
+            residual = f"{found['psi_residual']:.1e}" if "psi_residual" in found else "not finite"
+            self.callback.on_notice(
+                f"psi and psi_gradient_norm are approximate: the residual of the lower level's solve is {residual}, "
+                f"the tolerance {TOLERANCE:.0e}")
+        return found
 
     def _check_finite(self, round_: int, name: str | None) -> None:
         if name is not None:
