@@ -6,7 +6,7 @@ An algorithm is a pair of functions over explicit state, `init(shard, cfg) -> St
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from dbo.algorithms.claims import Claim
 from dbo.algorithms.error_terms import ErrorTerms
@@ -22,6 +22,11 @@ _BUILT_IN = (
     "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo",
     "f2ba", "bome",
 )
+
+# What connects the nodes: a graph, a server, or nothing because one machine holds all data.
+NetworkKind: TypeAlias = Literal["gossip", "star", "single"]
+# The derivatives that a method evaluates; "": its author does not say.
+Oracles: TypeAlias = Literal["", "first_order", "second_order"]
 
 Init = Callable[[Shard, Any], Any]
 Round = Callable[[Any, Shard, Any], Coroutine[Outgoing, tuple[Array, ...], Any]]
@@ -40,15 +45,30 @@ class Algorithm:
     packets: Callable[[Any], int] | None = None     # packets per node and round; None: the platform counts them
     batches: Callable[[Any], int] | None = None     # batches drawn per round; None: unknown, so no epoch-wise sampling
     penalty: Callable[[Any], float] | None = None   # λ of a configuration, for methods that follow ∇ψ_λ
-    single_machine: bool = False            # has all data in one row and sends nothing: a reference, not a network
+    network: NetworkKind = "gossip"         # "single": all data in one row, nothing is sent: a reference
+    family: str = ""                        # how it gets its hypergradient: penalty, soba, neumann, …
+    citation: str = ""                      # authors, year and where, for `dbo list`
+    oracles: Oracles = ""
     paper_counts: Mapping[str, float] = field(default_factory=dict)   # Table 1's weight of a channel, where not 1
     errors: ErrorTerms = field(default_factory=ErrorTerms)            # that evaluations record, beside those of x, y
     claim: Claim | None = None              # what `dbo verify` checks; None: it reports errors without a verdict
 
     @property
+    def requirements(self) -> str:
+        """What it needs of an experiment, in words."""
+        return ", ".join(filter(None, (_NETWORKS[self.network], _ORACLES[self.oracles])))
+
+    @property
     def built_in(self) -> bool:
         return ALGORITHMS.is_built_in(self.name)
 
+
+_NETWORKS: Mapping[NetworkKind, str] = {
+    "gossip": "any connected graph", "star": "a server and clients", "single": "all data on one machine",
+}
+_ORACLES: Mapping[Oracles, str] = {
+    "": "", "first_order": "gradients only", "second_order": "Hessian- and Jacobian-vector products",
+}
 
 ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm", {name: f"dbo.algorithms.methods.{name}" for name in _BUILT_IN}
@@ -64,12 +84,19 @@ def algorithm(
     packets: Callable[[Any], int] | None = None,
     batches: Callable[[Any], int] | None = None,
     penalty: Callable[[Any], float] | None = None,
+    network: NetworkKind = "gossip",
+    family: str = "",
+    citation: str = "",
+    oracles: Oracles = "",
     single_machine: bool = False,
     paper_counts: Mapping[str, float] | None = None,
     errors: ErrorTerms | None = None,
     claim: Claim | None = None,
 ) -> Callable[[Round], Algorithm]:
-    """Register the decorated `async def round(state, shard, cfg)`; the first line of its docstring is the summary."""
+    """Register the decorated `async def round(state, shard, cfg)`; the first line of its docstring is the summary.
+
+    `single_machine=True` is an older way to write `network="single"`.
+    """
 
     def register(round_: Round) -> Algorithm:
         qualified_name = getattr(round_, "__qualname__", "")
@@ -79,6 +106,10 @@ def algorithm(
                 raise ValueError(
                     f"algorithm {name!r}: {option} must be a function of the configuration, e.g. lambda cfg: 1"
                 )
+        for option, value, kind in (("network", network, NetworkKind), ("oracles", oracles, Oracles)):
+            if value not in get_args(kind):
+                names = ", ".join(filter(None, get_args(kind)))
+                raise ValueError(f"algorithm {name!r}: {option}: {value!r} is not allowed; allowed: {names}")
         if problem := check_fields("config", config) or check_fields("state", state):
             raise ValueError(f"algorithm {name!r}: {problem}")
         attributes = {field.name for field in fields(state)} | set(dir(state))
@@ -89,7 +120,8 @@ def algorithm(
             raise ValueError(f"algorithm {name!r}: its round function needs a docstring, users see the first line")
         made = Algorithm(
             name=name, summary=summary, config=config, state=state, init=init, round=round_, packets=packets,
-            batches=batches, penalty=penalty, single_machine=single_machine, paper_counts=paper_counts or {},
+            batches=batches, penalty=penalty, network="single" if single_machine else network, family=family,
+            citation=citation, oracles=oracles, paper_counts=paper_counts or {},
             errors=errors or ErrorTerms(), claim=claim,
         )
         ALGORITHMS.add(name, made, round_.__module__, qualified_name)

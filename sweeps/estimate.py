@@ -98,7 +98,7 @@ def _measure(experiment: Experiment, problems: dict[str, Prepared]) -> _Measurem
         problems[key] = prepare(experiment)
     prepared, parts = problems[key], experiment.parts
     problem, graph = prepared.problem, prepared.network
-    if parts.algorithm.single_machine:
+    if parts.algorithm.network == "single":
         problem, graph = pool_nodes(problem), single_node()
     engine = start_engine(LocalSettings(threads=1), RunSpec(
         parts.algorithm, parts.config, problem, graph, settings, batches=parts.batches, schedules=parts.schedules))

@@ -71,7 +71,8 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "bome", config=Config, state=State, init=init,
-    packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + 1, single_machine=True,
+    network="single", family="penalty", citation="Ye et al. 2022, NeurIPS", oracles="first_order",
+    packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + 1,
     claim=Claim(
         limit=TRUNCATED_INVERSE, invariants=invariants, rounds=400, floor=("eta_x", "eta_y"),
         follows=False,

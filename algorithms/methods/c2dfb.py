@@ -171,6 +171,7 @@ def count_batches(cfg: Loops) -> int:
 
 @algorithm(
     "c2dfb", config=Config, state=State, init=init,
+    family="penalty", citation="Wen et al. 2024, arXiv 2410.14115", oracles="first_order",
     packets=lambda cfg: cfg.inner_steps + 1, batches=count_batches, penalty=lambda cfg: cfg.lam,
     paper_counts={"y_s": 0.0, "z_s": 0.0},   # Table 1 counts 2K of a round's 4K compressed messages
     errors=ERRORS,

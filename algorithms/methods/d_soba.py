@@ -66,6 +66,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "d_soba", config=Config, state=State, init=init,
+    family="soba", citation="Kong et al. 2024, arXiv 2402.03167", oracles="second_order",
     packets=lambda cfg: 1, batches=lambda cfg: 1,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=300, floor=("eta_x", "eta_y", "eta_v"),

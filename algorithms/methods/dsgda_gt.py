@@ -98,6 +98,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "dsgda_gt", config=Config, state=State, init=init,
+    family="penalty", citation="Wang et al. 2024, arXiv 2410.19319", oracles="first_order",
     packets=lambda cfg: 1, batches=lambda cfg: 1, penalty=lambda cfg: cfg.lam,
     errors=ErrorTerms(consensus=lambda st: {
         "z": st.z, "tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_z": st.track.z,

@@ -62,7 +62,8 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "f2ba", config=Config, state=State, init=init,
-    packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam, single_machine=True,
+    network="single", family="penalty", citation="Chen et al. 2023, arXiv 2306.14853", oracles="first_order",
+    packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=80, steps={"inner_steps": 10, "eta_in": 0.6, "eta_out": 0.3},
         noise=Noise(scale=("eta_in", "eta_out"), shared=True, steps={"inner_steps": 3, "eta_in": 0.2, "eta_out": 0.1}),

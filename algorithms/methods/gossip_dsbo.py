@@ -94,6 +94,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "gossip_dsbo", config=Config, state=State, init=init,
+    family="neumann", citation="Yang et al. 2022, NeurIPS", oracles="second_order",
     packets=lambda cfg: 1, batches=lambda cfg: cfg.neumann_terms + 1,
     claim=Claim(
         limit=AVERAGED_INVERSE, invariants=invariants, rounds=250, floor=("eta_x", "eta_y", "theta"),

@@ -80,6 +80,7 @@ def count_batches(cfg: Config) -> int:
 
 @algorithm(
     "madsbo", config=Config, state=State, init=init,
+    family="linear_system", citation="Chen et al. 2023, ICML (PMLR 202)", oracles="second_order",
     packets=lambda cfg: cfg.inner_steps + cfg.higp_steps, batches=count_batches,
     paper_counts={"x": 2.0, "q0": 2.0},   # Table 1 counts two d_x per round, and z also at HIGP's step 0, where it is 0
     claim=Claim(

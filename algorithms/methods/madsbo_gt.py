@@ -58,6 +58,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "madsbo_gt", config=Config, state=State, init=init,
+    family="linear_system", citation="after Chen et al. 2023, ICML (our reading)", oracles="second_order",
     packets=lambda cfg: cfg.inner_steps + cfg.higp_steps, batches=lambda cfg: count_batches(cfg) + 1,
     paper_counts={"x": 2.0, "q0": 2.0},   # as for madsbo
     errors=ErrorTerms(consensus=lambda st: {"tracker_y": st.s}),

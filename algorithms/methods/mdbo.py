@@ -122,6 +122,7 @@ ERRORS = ErrorTerms(consensus=lambda st: {"tracker_x": st.zf, "tracker_y": st.zg
 
 @algorithm(
     "mdbo", config=Config, state=State, init=init,
+    family="neumann", citation="Gao et al. 2023, AISTATS (PMLR 206)", oracles="second_order",
     packets=lambda cfg: 1, batches=count_batches,
     paper_counts={"zg": 0.0},   # Table 1 fits d_y + 2 d_x per iteration: y's tracker is not counted
     errors=ERRORS,

@@ -77,6 +77,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "sldbo", config=Config, state=State, init=init,
+    family="soba", citation="Dong et al. 2025, Mathematics of Operations Research", oracles="second_order",
     packets=lambda cfg: 1, batches=lambda cfg: 1,
     errors=ErrorTerms(consensus=lambda st: {
         "v": st.v, "tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_v": st.track.v,

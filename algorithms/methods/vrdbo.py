@@ -61,6 +61,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 @algorithm(
     "vrdbo", config=Config, state=State, init=init,
+    family="neumann", citation="Gao et al. 2023, AISTATS (PMLR 206)", oracles="second_order",
     packets=lambda cfg: 1, batches=count_batches,
     errors=mdbo.ERRORS,
     claim=Claim(

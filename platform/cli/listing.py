@@ -11,6 +11,7 @@ from rich.table import Table
 from dbo.platform.cli.console import console, split_arguments
 
 if TYPE_CHECKING:
+    from dbo.algorithms.registry import Algorithm
     from dbo.platform.config.validation import Parameter
 
 
@@ -51,6 +52,11 @@ class Component:
     name: str
     summary: str
     parameters: "list[Parameter]"
+    facts: str = ""             # of an algorithm: its family, citation and requirements
+
+    def format_summary(self) -> str:
+        """Return the summary, and the facts in a line of their own."""
+        return escape(self.summary) + (f"\n[dim]{escape(self.facts)}[/dim]" if self.facts else "")
 
 
 def read_components() -> dict[str, list[Component]]:
@@ -66,10 +72,18 @@ def read_components() -> dict[str, list[Component]]:
         "tasks": TASKS, "data sets": DATASETS, "topologies": TOPOLOGIES, "partitions": PARTITIONS,
         "compressors": COMPRESSORS, "engines": ENGINES,
     }
-    found = {"algorithms": [Component(a.name, a.summary, list_parameters(a.config)) for a in algorithms().values()]}
+    found = {"algorithms": [
+        Component(a.name, a.summary, list_parameters(a.config), _describe_algorithm(a)) for a in algorithms().values()
+    ]}
     for kind, classes in kinds.items():
         found[kind] = [Component(name, summarize(cls), list_parameters(cls)) for name, cls in classes.items()]
     return found
+
+
+def _describe_algorithm(algorithm: "Algorithm") -> str:
+    """Return family, citation and requirements of an algorithm in one line."""
+    family = f"family {algorithm.family}" if algorithm.family else ""
+    return " · ".join(filter(None, (family, algorithm.citation, f"needs {algorithm.requirements}")))
 
 
 def _show_overview(components: dict[str, list[Component]]) -> None:
@@ -77,7 +91,7 @@ def _show_overview(components: dict[str, list[Component]]) -> None:
     width = max(len(component.name) for members in components.values() for component in members)
     for kind, members in components.items():
         console.print(f"[bold]{kind}[/bold]")
-        rows = [(f"  [bold cyan]{component.name}[/bold cyan]", escape(component.summary)) for component in members]
+        rows = [(f"  [bold cyan]{component.name}[/bold cyan]", component.format_summary()) for component in members]
         _show_rows(rows, first_width=width + 2)
         console.print()
     console.print("`dbo list NAME` shows the parameters of one of them.", highlight=False)
@@ -89,7 +103,7 @@ def _show_parameters(kind: str, members: list[Component], with_presets: bool) ->
 
     console.print(f"[bold]{kind}[/bold]")
     for component in members:
-        _show_rows([(f"  [bold cyan]{component.name}[/bold cyan]", escape(component.summary))])
+        _show_rows([(f"  [bold cyan]{component.name}[/bold cyan]", component.format_summary())])
         _show_rows([
             (f"    {parameter.name}", f"[green]{escape(_format(parameter.default))}[/green]",
              f"[dim]{escape(parameter.allowed)}[/dim]", escape(parameter.meaning))

@@ -211,7 +211,7 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
         final = records[-1] if records else {}
         rows.append({
             "algorithm": result.experiment.algorithm["name"],
-            "single_machine": result.experiment.parts.algorithm.single_machine,
+            "single_machine": result.experiment.parts.algorithm.network == "single",
             "status": result.status,
             "target": str(target),
             "rounds_to_target": cost.get("round"),

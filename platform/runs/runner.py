@@ -171,7 +171,7 @@ class _Execution:
     def run(self) -> Result:
         parts, progress = self.experiment.parts, RunProgress(self.prepared.data_digest)
         problem, graph = self.prepared.problem, self.prepared.network
-        if parts.algorithm.single_machine:
+        if parts.algorithm.network == "single":
             problem, graph = pool_nodes(problem), single_node()
         for notice in (*self.start.notices, startup_notice(parts.engine), self._describe_steps()):
             if notice:

@@ -109,7 +109,7 @@ def verify(algorithm: Algorithm, topology: str = "ring") -> Certificate:
         certificate = Certificate(
             algorithm.name, claim.limit if claim else None, _measure_end(algorithm, problem, network),
             _measure_direction(algorithm, problem, network), smaller,
-            None if algorithm.single_machine else _measure_end(algorithm, uniform, network),
+            None if algorithm.network == "single" else _measure_end(algorithm, uniform, network),
         )
         failures = [*_check_contracts(algorithm, problem, network, certificate)]
     failures += _check_claim(certificate, claim) if claim else ()
@@ -126,7 +126,7 @@ def _check_contracts(
     def start(blocks: Sequence[Sequence[int]] | None) -> LocalEngine:
         return _start_engine(algorithm, problem, network, 1.0, blocks)
 
-    yield from contracts.find_violations(start, 1 if algorithm.single_machine else NODES)
+    yield from contracts.find_violations(start, 1 if algorithm.network == "single" else NODES)
     if algorithm.claim is None and not np.isfinite(certificate.end.from_solution):
         yield "x is not finite at the end: it diverges with its defaults on a well-conditioned quadratic"
 
@@ -177,7 +177,7 @@ def _start_engine(
         config = Experiment(task={"name": "quadratic"}, algorithm={"name": algorithm.name}).parts.config
     else:
         config = algorithm.config(**{**claim.steps, **{name: scale * claim.steps[name] for name in claim.floor}})
-    if algorithm.single_machine:
+    if algorithm.network == "single":
         problem, network = pool_nodes(problem), single_node()
     return LocalEngine(algorithm, config, problem, network, blocks or [range(network.nodes)])
 
@@ -188,7 +188,7 @@ def _count_rounds(algorithm: Algorithm, network: Network, scale: float) -> int:
     With smaller steps half of the proportional number is enough: a distance needs less precision than a point.
     """
     rounds = algorithm.claim.rounds if algorithm.claim else UNCLAIMED_ROUNDS
-    gap = single_node().spectral_gap if algorithm.single_machine else network.spectral_gap
+    gap = single_node().spectral_gap if algorithm.network == "single" else network.spectral_gap
     return round((1.0 if scale == 1 else 0.5 / scale) * max(1.0, RING_GAP / gap) * rounds)
 
 

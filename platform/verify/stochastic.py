@@ -181,7 +181,7 @@ def measure_spread(
     """
     if alone:
         network = _separate_nodes()
-    elif algorithm.single_machine:
+    elif algorithm.network == "single":
         problem, network = pool_nodes(problem), single_node()
     else:
         network = build_network(TOPOLOGIES["ring"]().graph(NODES, 0))

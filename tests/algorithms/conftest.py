@@ -71,7 +71,7 @@ class Lab:
         """
         algorithm = self.algorithm(name)
         problem = self.quadratic() if problem is None else problem
-        if algorithm.single_machine and problem.nodes > 1:
+        if algorithm.network == "single" and problem.nodes > 1:
             problem, topology, blocks = pool_nodes(problem), "ring", None
         net = self.network(topology, problem.nodes) if isinstance(topology, str) else topology
         config = self.config(name) if config is None else config

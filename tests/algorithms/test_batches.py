@@ -19,7 +19,7 @@ from dbo.tasks.api import Batches
 Array = Any
 Draws = dict[tuple[str, int, int, int], tuple[int, ...]]      # (level, node, round, step) → numbers of the samples
 NAMES = list(algorithms())
-NETWORKED = [name for name in NAMES if not algorithms()[name].single_machine]
+NETWORKED = [name for name in NAMES if algorithms()[name].network != "single"]
 # The registry with its defaults, and configurations that draw other batches.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | {
     "c2dfb cached": ("c2dfb", {"tracker": "cached"}),
@@ -251,7 +251,7 @@ def test_counters_count_samples(lab: Any, noisy: Any, name: str) -> None:
     engine = lab.engine(name, config, noisy, rounds=1, batches=SMALL)
     before = engine.counters()["samples"]
     engine.advance(2)
-    nodes = noisy.nodes if algorithms()[name].single_machine else 1
+    nodes = noisy.nodes if algorithms()[name].network == "single" else 1
     assert engine.counters()["samples"] - before == nodes * (5 * (len(calls) - upper) + 3 * upper)
 
 

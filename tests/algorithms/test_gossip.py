@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dbo.components import forget
 
 from dbo.algorithms.api import Algorithm, Message, NotRowsError, PackedSum, algorithm, mix
 from dbo.algorithms.compression.compressors import TopK
 from dbo.algorithms.gossip import Mixed, Packed, PackedRow
 from dbo.algorithms.rng import Key
+from dbo.components import forget
 from dbo.platform.engine.local import LocalEngine
 
 Array = Any

@@ -14,10 +14,10 @@ from typing import Any, TypeVar, get_type_hints
 import networkx as nx
 import numpy as np
 import pytest
-from dbo.components import forget
 
 from dbo.algorithms.compression.compressors import RandK
 from dbo.algorithms.registry import Algorithm, algorithm, algorithms
+from dbo.components import forget
 from dbo.parameters import declaration
 from dbo.platform.engine import block
 from dbo.platform.engine.local import LocalEngine
@@ -28,7 +28,7 @@ from dbo.platform.network.topology import TOPOLOGIES, build_network
 Array = Any
 T = TypeVar("T")
 NAMES = list(algorithms())
-NETWORKED = [name for name in NAMES if not algorithms()[name].single_machine]
+NETWORKED = [name for name in NAMES if algorithms()[name].network != "single"]
 # The registry with its defaults, and configurations under which an algorithm is random or takes other paths.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | {
     "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.5)}),
@@ -305,7 +305,7 @@ def test_declared_packets_are_sent(lab: Any, name: str) -> None:
     engine = lab.engine(name, config, rounds=3)
     declared = lab.algorithm(name).packets(config)
     assert engine.ledger().packets.tolist() == [3 * declared] * len(engine.local_blocks[0].ids)
-    assert (declared == 0) == lab.algorithm(name).single_machine
+    assert (declared == 0) == (lab.algorithm(name).network == "single")
 
 
 @pytest.mark.parametrize("name", NETWORKED)
@@ -413,6 +413,32 @@ def test_packets_and_penalty_are_optional(lab: Any) -> None:
     assert engine.ledger().packets.tolist() == [0] * 6
     assert not made.built_in
     assert "throw_away" not in algorithms()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_declares_its_family_and_oracles(name: str) -> None:
+    """Family, citation and oracles are given; gradients only means no second-order product in a round."""
+    made = algorithms()[name]
+    assert made.family.isidentifier()
+    assert re.search(r"\b(19|20)\d\d\b", made.citation), "a citation has a year"
+    counts = closed_counts(name, made.config())
+    assert made.oracles == ("second_order" if counts["hvp_calls"] + counts["jvp_calls"] else "first_order")
+
+
+def test_older_plugins_name_a_single_machine() -> None:
+    """`single_machine=True` of older plugins is `network="single"`; without both a method gossips."""
+    assert register(single_machine=True).network == "single"
+    assert register().network == "gossip"
+
+
+@pytest.mark.parametrize(("option", "allowed"), [
+    ("network", "gossip, star, single"), ("oracles", "first_order, second_order"),
+])
+def test_unknown_requirements_are_refused(option: str, allowed: str) -> None:
+    """The error names the option, the value and what is allowed."""
+    with pytest.raises(ValueError, match="not allowed") as error:
+        register(**{option: "ring"})
+    assert str(error.value) == f"algorithm 'throw_away': {option}: 'ring' is not allowed; allowed: {allowed}"
 
 
 @pytest.mark.parametrize("option", ["packets", "penalty"])

@@ -20,7 +20,7 @@ from dbo.platform.verify.certificates import verify
 from dbo.tasks.problems.quadratic import QuadraticProblem, neumann
 
 Array = Any
-NETWORKED = [name for name, algorithm in algorithms().items() if not algorithm.single_machine]
+NETWORKED = [name for name, algorithm in algorithms().items() if algorithm.network != "single"]
 STAY = ["dsgda_gt", "f2ba", "mdbo", "sldbo", "vrdbo"]
 
 

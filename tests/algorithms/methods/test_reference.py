@@ -458,7 +458,7 @@ def configure(label: str) -> tuple[str, Any]:
 def reference(name: str, config: Any) -> list[Rows]:
     """Return the rows of the second implementation, at the start and after each round."""
     shard, w = Bent().shard(range(NODES)), GRAPH.weights.toarray()
-    if algorithms()[name].single_machine:
+    if algorithms()[name].network == "single":
         shard, w = pool_shard(shard), np.eye(1)
     return list(islice(REFERENCES[name](shard, w, config), ROUNDS + 1))
 
@@ -467,7 +467,7 @@ def error(label: str, config: Any, expected: list[Rows]) -> float:
     """The largest difference between the algorithm and these rows in any round, relative to the rows' largest entry."""
     name, _ = VARIANTS[label]
     algorithm, problem, graph = algorithms()[name], Bent(), GRAPH
-    if algorithm.single_machine:
+    if algorithm.network == "single":
         problem, graph = pool_nodes(problem), single_node()
     engine, largest = LocalEngine(algorithm, config, problem, graph, [range(graph.nodes)]), 0.0
     for round_, rows in enumerate(expected):
@@ -514,7 +514,7 @@ def test_another_variant_is_detected(label: str) -> None:
     assert error(label, config, reference(name, default)) > 1e-6
 
 
-@pytest.mark.parametrize("label", [label for label in VARIANTS if not algorithms()[VARIANTS[label][0]].single_machine])
+@pytest.mark.parametrize("label", [label for label in VARIANTS if algorithms()[VARIANTS[label][0]].network != "single"])
 def test_another_network_is_detected(label: str) -> None:
     """Control: a reference with a little less mixing is another one."""
     name, config = configure(label)

@@ -22,3 +22,11 @@ def test_every_component_is_listed(dbo: Command) -> None:
     assert "list of int ≥ 1" in " ".join(dbo("list", "hyper_representation").out.split())
     tuned = " ".join(dbo("list", "sldbo").out.split())
     assert "coefficient_tuning/digits eta_x 0.094" in tuned
+
+
+def test_algorithms_are_listed_with_family_citation_and_requirements(dbo: Command) -> None:
+    """`dbo list` shows them for every algorithm, in its own words."""
+    shown = " ".join(dbo("list").out.split())
+    for made in algorithms().values():
+        assert f"family {made.family} · {made.citation} · needs {made.requirements}" in shown
+    assert "needs all data on one machine, gradients only" in " ".join(dbo("list", "f2ba").out.split())

@@ -17,7 +17,7 @@ from dbo.platform.network import packet as wire
 from dbo.platform.runs.runner import prepare
 
 Tiny = Callable[..., Experiment]
-NETWORKED = [name for name, kind in algorithms().items() if not kind.single_machine]
+NETWORKED = [name for name, kind in algorithms().items() if kind.network != "single"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +330,7 @@ def snapshots(engine: LocalEngine) -> list[Flat]:
 @pytest.mark.parametrize("name", algorithms())
 def test_snapshot_and_restore_are_inverse(tiny: Tiny, name: str) -> None:
     """Every algorithm: rounds after a restore are bit-identical, counters and ledger included."""
-    experiment = tiny(algorithm={"name": name}, nodes=1 if algorithms()[name].single_machine else 4)
+    experiment = tiny(algorithm={"name": name}, nodes=1 if algorithms()[name].network == "single" else 4)
     engine = start(experiment)
     with np.errstate(all="ignore"):
         engine.advance(1)

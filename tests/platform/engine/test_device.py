@@ -50,7 +50,7 @@ def start(
     experiment = Experiment(nodes=4, dtype="float64", task=task, algorithm=algorithm, engine={"name": "local"})
     parts, setup = experiment.parts, prepare(experiment)
     problem, network = setup.problem, setup.network
-    if parts.algorithm.single_machine:
+    if parts.algorithm.network == "single":
         problem, network, ids = pool_nodes(problem), single_node(), [[0]]
     return [Block(parts.algorithm, parts.config, problem, network, nodes, device=device) for nodes in ids]
 

@@ -50,7 +50,7 @@ def start(name: str, task: str, device: Any, **algorithm: Any) -> list[Block]:
     )
     parts, setup = experiment.parts, prepare(experiment)
     problem, network, blocks = setup.problem, setup.network, [[0, 1], [2, 3]]
-    if parts.algorithm.single_machine:
+    if parts.algorithm.network == "single":
         problem, network, blocks = pool_nodes(problem), single_node(), [[0]]
     return [Block(parts.algorithm, parts.config, problem, network, ids, device=device) for ids in blocks]
 

@@ -192,7 +192,7 @@ def test_python_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_array_equal(recorded.state["x"], result.state["x"])
 
 
-@pytest.mark.parametrize("name", [name for name, kind in algorithms().items() if kind.single_machine])
+@pytest.mark.parametrize("name", [name for name, kind in algorithms().items() if kind.network == "single"])
 def test_single_machine_algorithms_run(tiny: Tiny, tmp_path: Path, name: str) -> None:
     """A reference on one machine has one row, sends nothing, and is evaluated on the same problem."""
     result = run(tiny(algorithm={"name": name}, topology={"name": "star"}), tmp_path / "r")

@@ -212,7 +212,7 @@ def lost_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lost_message")
-@pytest.mark.parametrize("name", [name for name, made in algorithms().items() if not made.single_machine])
+@pytest.mark.parametrize("name", [name for name, made in algorithms().items() if made.network != "single"])
 def test_lost_message_breaks_an_invariant(name: str) -> None:
     """Of every networked algorithm, even if a single packet does not arrive."""
     claim = algorithms()[name].claim
