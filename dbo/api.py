@@ -28,7 +28,8 @@ class Loaded:
     kind: str                       # run | compare | sweep
     summary: "pd.DataFrame"         # a row per run: its parameters, status and last evaluation
     history: "pd.DataFrame"         # a row per run and evaluation
-    table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; sweep: means over the seeds
+    table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; means over the seeds if several
+    pairs: "pd.DataFrame | None" = None     # compare, several seeds: paired differences, and who wins or ties
 
 
 def run(
@@ -49,20 +50,21 @@ def run(
 
 def compare(
     algorithms: Sequence[str] = (), *, file: str | Path | None = None, target: str | None = None,
-    out: str | Path | None = None, callback: "RunCallback | None" = None, allow_changed_code: bool = False,
-    **settings: Any,
+    seeds: Sequence[int] | None = None, out: str | Path | None = None, callback: "RunCallback | None" = None,
+    allow_changed_code: bool = False, **settings: Any,
 ) -> Loaded:
     """Run several algorithms on the same problem and return all of their runs.
 
     `file` is a comparison's YAML file; keywords override its keys. `target` is a metric and a level, such as
     "test_accuracy=0.7"; `table` of the result has the rounds, megabytes and seconds that each needs to reach it.
+    With several `seeds` it has means and intervals, and `pairs` the paired differences.
     Finished runs in `out` are kept, interrupted ones are resumed. Finished runs of another environment are refused
     while others are left to run, unless `allow_changed_code` is set.
     """
     from dbo.platform.runs import compare as comparing
 
     experiments, level = comparing.plan(
-        None if file is None else str(file), _format_overrides(settings), list(algorithms), target)
+        None if file is None else str(file), _format_overrides(settings), list(algorithms), target, seeds)
     folder = Path(out) if out is not None else comparing.default_folder(experiments)
     comparing.compare(experiments, level, folder, callback, allow_changed_code=allow_changed_code)
     return load(folder)
@@ -135,9 +137,13 @@ def load(folder: str | Path) -> Loaded:
         summaries.append({**facts, "status": ended.status if ended else "unfinished", **last, "folder": str(member)})
         histories.append(history.assign(**facts)[[*facts, *history.columns]])
     kind = group.kind if group else "run"
-    tables = {"compare": place / "compare.csv", "sweep": place / "summary.csv"}
-    table = pd.read_csv(tables[kind]) if kind in tables and tables[kind].is_file() else None
-    return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table)
+    has_seeds = group is not None and "seed" in group.axes
+    tables = {"compare": "summary.csv" if has_seeds else "compare.csv", "sweep": "summary.csv"}
+    table, pairs = (
+        pd.read_csv(place / name) if name and (place / name).is_file() else None
+        for name in (tables.get(kind), "pairs.csv" if kind == "compare" and has_seeds else None)
+    )
+    return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table, pairs)
 
 
 def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:

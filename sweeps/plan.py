@@ -160,6 +160,7 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
     file = Path(source)
     data = yaml_io.read(file)
     data.setdefault("name", file.stem)
+    data |= {key: RENAMED.get(data[key], data[key]) for key in ("metric",) if isinstance(data.get(key), str)}
     for section in ("experiment", "axes"):
         if not isinstance(data.get(section, {}), Mapping):
             raise InputError(f"{section}: {data[section]!r} is not allowed; must be a mapping")

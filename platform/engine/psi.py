@@ -39,11 +39,12 @@ class PsiPoint:
     gradient: Floats            # (dim_x,)
     y: Floats                   # (dim_y,) y*(x)
     residual: float
+    tolerance: float
     products: int               # with H
 
     @property
     def converged(self) -> bool:
-        return self.residual <= TOLERANCE
+        return self.residual <= self.tolerance
 
 
 def limit_products(nodes: int, dim_y: int) -> int:
@@ -51,16 +52,18 @@ def limit_products(nodes: int, dim_y: int) -> int:
     return int(np.clip(MAX_ENTRIES / (nodes * dim_y), MIN_PRODUCTS, MAX_PRODUCTS))
 
 
-def solve_psi(oracles: MeanOracles, x: Array, start: Array, max_products: int = MAX_PRODUCTS) -> PsiPoint:
+def solve_psi(
+    oracles: MeanOracles, x: Array, start: Array, max_products: int = MAX_PRODUCTS, tolerance: float = TOLERANCE
+) -> PsiPoint:
     """Compute ψ and ∇ψ at x; `start` is where the solve of the lower level begins."""
-    solve = _Solve(oracles, x.astype(np.float64), max_products)
+    solve = _Solve(oracles, x.astype(np.float64), max_products, tolerance)
     y = solve.minimise_lower(start.astype(np.float64))
     f_y = solve.mean("f_y", y)
     scale = float(np.linalg.norm(f_y))
     v, remainder = solve.invert_hessian(y, f_y)
     lower = float(np.linalg.norm(solve.mean("g_y", y))) / (scale or 1.0)
     gradient = solve.mean("f_x", y) - solve.mean("g_xy", y, v)
-    return PsiPoint(float(solve.mean("f", y)), gradient, y, max(lower, remainder), solve.products)
+    return PsiPoint(float(solve.mean("f", y)), gradient, y, max(lower, remainder), tolerance, solve.products)
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class _Solve:
     oracles: MeanOracles
     x: Floats
     max_products: int
+    tolerance: float
     products: int = field(default=0, init=False)
 
     def mean(self, oracle: Oracle, y: Floats, v: Floats | None = None) -> Floats:
@@ -79,7 +83,7 @@ class _Solve:
         value, gradient = float(self.mean("g", y)), self.mean("g_y", y)
         for _ in range(MAX_NEWTON):
             norm, scale = float(np.linalg.norm(gradient)), float(np.linalg.norm(self.mean("f_y", y))) or 1.0
-            wanted = 0.5 * TOLERANCE * scale        # so that its rounding is no part of the residual's verdict
+            wanted = 0.5 * self.tolerance * scale        # so that its rounding is no part of the residual's verdict
             if not norm > wanted or self.products >= budget:
                 break
             # Forcing terms of superlinear convergence, not below what the tolerance needs.
@@ -102,7 +106,7 @@ class _Solve:
         scale = float(np.linalg.norm(right))
         if not scale > 0:
             return np.zeros_like(right), 0.0
-        v = self._solve_hessian(y, right, 0.5 * TOLERANCE, self.max_products)
+        v = self._solve_hessian(y, right, 0.5 * self.tolerance, self.max_products)
         return v, float(np.linalg.norm(self.mean("g_yy", y, v) - right)) / scale
 
     def _solve_hessian(self, y: Floats, right: Floats, accuracy: float, budget: int) -> Floats:

@@ -243,6 +243,7 @@ class Summary:
     run_key: str = ""
     algorithm: str = ""
     rounds: int = 0
+    ended_by: str | None = None                                             # `until` or the rounds; None: an error
     final: Record = field(default_factory=dict)                             # the last evaluation
     targets: dict[str, Record | None] = field(default_factory=dict)         # cost of each; None: not reached
     recoveries: list[dict[str, Any]] = field(default_factory=list)
@@ -277,7 +278,8 @@ def parse_summary(text: str | bytes) -> Summary:
     return Summary(
         status=_text(data.get("status")), name=_text(data.get("name")), run_key=_text(data.get("run_key")),
         algorithm=_text(data.get("algorithm")), rounds=_whole(data.get("rounds")) or 0,
-        final=_rename(_mapping(data.get("final"))), targets=_mapping(data.get("targets")),
+        ended_by=_text(data.get("ended_by")) or None, final=_rename(_mapping(data.get("final"))),
+        targets=_mapping(data.get("targets")),
         recoveries=[entry for entry in _sequence(data.get("recoveries")) if isinstance(entry, dict)],
         seconds={key: seconds for key, value in _mapping(data.get("seconds")).items()
                  if (seconds := _number(value)) is not None},

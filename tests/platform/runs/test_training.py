@@ -121,7 +121,7 @@ def build_loop(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     folder.acquire()
 
     def build(losses: list[int], max_recoveries: int = 5) -> TrainingLoop:
-        experiment = tiny(engine={"name": "ray", "max_recoveries": max_recoveries})
+        experiment = tiny(engine={"name": "ray", "max_recoveries": max_recoveries}, psi_every=None)
         checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key)
         problem: Any = None
         engine: Any = DummyEngine(losses)

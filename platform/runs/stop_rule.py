@@ -1,0 +1,63 @@
+"""Decide when a run ends before its last round: `until: {target, rounds, bytes, seconds}` of an experiment.
+
+A run ends at the first evaluation at which one of them holds. All but `seconds` depend on the evaluation alone, so a
+resumed or repeated run ends at the same round.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.errors import InputError
+from dbo.platform.runs.schema import Record, Target
+
+# key of `until`: (column that it limits, its name in the reason)
+_BUDGETS = {"rounds": ("round", "rounds"), "bytes": ("bytes_links", "bytes"), "seconds": ("seconds", "seconds")}
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """The parsed `until` of an experiment; without one it never holds."""
+
+    target: Target | None = None
+    budgets: tuple[tuple[str, float], ...] = ()         # (key, limit)
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "StopRule":
+        """Parse the rule; a wrong target is an input error."""
+        until = experiment.until
+        if until is None:
+            return cls()
+        limits = {"rounds": until.rounds, "bytes": until.bytes, "seconds": until.seconds}
+        return cls(
+            _parse_target(experiment, until.target) if until.target is not None else None,
+            tuple((key, float(limit)) for key, limit in limits.items() if limit is not None),
+        )
+
+    def find_reason(self, record: Record) -> str | None:
+        """Return which part of the rule holds at an evaluation; None if none does."""
+        if self.target is not None and self.target.find_first([record]) is not None:
+            return f"target {self.target}"
+        for key, limit in self.budgets:
+            column, name = _BUDGETS[key]
+            if record[column] >= limit:
+                return f"{name} {limit:g}"
+        return None
+
+    def find_first(self, records: Iterable[Record]) -> tuple[int, str] | None:
+        """Return the first round at which the rule holds, and why."""
+        return next(((r["round"], reason) for r in records if (reason := self.find_reason(r))), None)
+
+
+def _parse_target(experiment: Experiment, text: str) -> Target:
+    """Parse a target; metrics of the task's own have the direction that the task declares."""
+    metric, _, level = text.partition("=")
+    own = experiment.parts.task.directions
+    try:
+        if metric in own:
+            return Target(metric, float(level), own[metric])
+        return Target.parse(text)
+    except InputError as error:
+        raise InputError(str(error).replace("--target:", "until.target:", 1)) from None
+    except ValueError:
+        raise InputError(f"until.target: {text!r} is not metric=level") from None
