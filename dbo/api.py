@@ -114,6 +114,7 @@ def load(folder: str | Path) -> Loaded:
         read_metrics,
         read_summary,
     )
+    from dbo.platform.runs.schema import section
     from dbo.platform.runs.seal import require_intact
 
     place = Path(folder)
@@ -129,21 +130,30 @@ def load(folder: str | Path) -> Loaded:
         records = read_metrics(RunFolder(member).metrics)
         history = build_history(records)
         facts = {
-            "run": member.name, "algorithm": experiment["algorithm"]["name"], "seed": experiment["seed"],
+            "run": member.name, "algorithm": section(experiment, "algorithm").get("name"),
+            "seed": experiment.get("seed"),
             **{axis: _value_at(experiment, axis) for axis in (group.axes if group else ())
                if axis not in ("algorithm.name", "seed")},
         }
         last = records[-1] if records else {}
         summaries.append({**facts, "status": ended.status if ended else "unfinished", **last, "folder": str(member)})
-        histories.append(history.assign(**facts)[[*facts, *history.columns]])
+        columns = {key: [value] * len(history) for key, value in facts.items()}      # a value may be a list
+        histories.append(pd.concat([pd.DataFrame(columns, index=history.index), history], axis=1))
     kind = group.kind if group else "run"
     has_seeds = group is not None and "seed" in group.axes
     tables = {"compare": "summary.csv" if has_seeds else "compare.csv", "sweep": "summary.csv"}
-    table, pairs = (
-        pd.read_csv(place / name) if name and (place / name).is_file() else None
-        for name in (tables.get(kind), "pairs.csv" if kind == "compare" and has_seeds else None)
-    )
+    table = _read_table(place / tables[kind]) if kind in tables else None
+    pairs = _read_table(place / "pairs.csv") if kind == "compare" and has_seeds else None
     return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table, pairs)
+
+
+def _read_table(path: Path) -> "pd.DataFrame | None":
+    import pandas as pd
+
+    try:
+        return pd.read_csv(path) if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {str(error).partition(chr(10))[0]}") from None
 
 
 def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:

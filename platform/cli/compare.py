@@ -1,5 +1,6 @@
 """`dbo compare`: run several algorithms on one problem and show what each needs to reach a target."""
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dbo.platform.config.experiment import Experiment
+    from dbo.platform.runs.result import Result
 
 # Column heading: (column of the comparison table, number format).
 _COST = {"rounds": ("rounds_to_target", ".0f"), "MB": ("mb_to_target", ".2f"), "seconds": ("seconds_to_target", ".2f")}
@@ -77,17 +79,34 @@ def compare_algorithms(
         with nullcontext() if quiet else ProgressDisplay(console) as display:
             results = compare.compare(experiments, level, folder, display, typed_command(), allow_changed_code)
         table = compare.comparison_table(results, level)
-        if table["seed"].nunique() > 1:
-            show_seeds(table, str(level))
+        if quiet:
+            print_line(f"{_describe_comparison(table, str(level))}; folder: {folder}")
         else:
-            show_comparison(table, str(level))
-        print_line(f"folder: {folder}")
+            (show_seeds if table["seed"].nunique() > 1 else show_comparison)(table, str(level))
+            print_line(f"folder: {folder}")
         write_outputs("compare", folder, quiet)
     unfinished = [result for result in results if result.status != "finished"]
     if unfinished:
-        names = compare.list_members([result.experiment for result in results])
-        raise RunError("; ".join(
-            f"{name} {result.status}" for name, result in zip(names, results, strict=True) if result in unfinished))
+        raise RunError("; ".join(_describe_end(result) for result in unfinished))
+
+
+def _describe_end(result: "Result") -> str:
+    """Return how a run ended, and of one that diverged the values that may be the reason."""
+    from dbo.platform.config.value_sources import explain_divergence
+
+    hint = f" ({explain_divergence(result.experiment)})" if result.status == "diverged" else ""
+    name = f"{result.experiment.algorithm['name']} (seed {result.experiment.seed})"
+    return f"{name} {result.status}{hint}"
+
+
+def _describe_comparison(rows: "pd.DataFrame", target: str) -> str:
+    """Return the cost of the target of every algorithm in one line."""
+    costs = [
+        f"{row['algorithm']} {row['rounds_to_target']:.0f} rounds, {row['mb_to_target']:.2f} MB" if is_reached
+        else f"{row['algorithm']} not reached"
+        for row, is_reached in zip(rows.to_dict("records"), rows["rounds_to_target"].notna(), strict=True)
+    ]
+    return f"{target}: {'; '.join(costs)}"
 
 
 def _parse_seeds(text: str | None) -> list[int] | None:
@@ -116,6 +135,9 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
     """Print a row per algorithm: the cost of reaching the target, then the final values."""
     has_accuracy = rows["test_accuracy"].notna().any()
     final = _ACCURACIES if has_accuracy else {name: found for name, found in _DISTANCES.items() if found[0] in rows}
+    metric = re.split("[<>=]", target)[0]
+    if metric in rows and metric not in {column for column, _ in final.values()}:
+        final = {metric: (metric, ".4g"), **final}
     meaning = "accuracy of the mean model, mean over nodes, worst node" if has_accuracy else "values of the mean model"
     lead = _PSI if "psi" in rows and rows["psi"].notna().any() else {}
     final = {name: found for name, found in final.items() if not lead or name != "loss"}     # ψ says more

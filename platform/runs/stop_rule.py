@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
 from dbo.platform.runs.schema import Record, Target
+from dbo.platform.runs.targets import choose_target
 
 # key of `until`: (column that it limits, its name in the reason)
 _BUDGETS = {"rounds": ("round", "rounds"), "bytes": ("bytes_links", "bytes"), "seconds": ("seconds", "seconds")}
@@ -50,14 +51,8 @@ class StopRule:
 
 
 def _parse_target(experiment: Experiment, text: str) -> Target:
-    """Parse a target; metrics of the task's own have the direction that the task declares."""
-    metric, _, level = text.partition("=")
-    own = experiment.parts.task.directions
+    """Parse a target of the task's metrics."""
     try:
-        if metric in own:
-            return Target(metric, float(level), own[metric])
-        return Target.parse(text)
+        return choose_target(text, experiment.task["name"])
     except InputError as error:
         raise InputError(str(error).replace("--target:", "until.target:", 1)) from None
-    except ValueError:
-        raise InputError(f"until.target: {text!r} is not metric=level") from None

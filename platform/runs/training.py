@@ -17,7 +17,7 @@ from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.recovery import Fail, decide
 from dbo.platform.runs.result import RunCallback
 from dbo.platform.runs.run_folder import Position, RunFolder, iterate_metrics
-from dbo.platform.runs.schema import Record, Recovery
+from dbo.platform.runs.schema import BLOCK_SECONDS, Record, Recovery
 from dbo.platform.runs.stop_rule import StopRule
 from dbo.tasks.api import Problem
 
@@ -76,13 +76,11 @@ class TrainingLoop:
         """Run to the last round, or until the stop rule holds; return which of them ended the run."""
         experiment, engine = self.experiment, self.engine
         reason = self._evaluate(0) if done == 0 else self._find_recorded_reason(done)
-        for round_ in range(done + 1, experiment.rounds + 1):
-            if reason is not None:
-                break
-            start = time.perf_counter()
-            engine.advance(round_)
+        while done < experiment.rounds and reason is None:
+            start, round_ = time.perf_counter(), self._next_stop(done)
+            engine.advance(done + 1, round_)
             self.progress.training += time.perf_counter() - start
-            is_last = round_ == experiment.rounds
+            done, is_last = round_, round_ == experiment.rounds
             if round_ % experiment.eval_every == 0 or is_last:
                 reason = self._evaluate(round_, is_last)
             if round_ % experiment.checkpoint_every == 0 or is_last or reason is not None:
@@ -94,6 +92,11 @@ class TrainingLoop:
         """Return why the run has ended already: a repaired run is restored at its end."""
         last = self.progress.evaluated.last
         return self.rule.find_reason(last) if last.get("round") == done else None
+
+    def _next_stop(self, done: int) -> int:
+        """Return the next round after which there is an evaluation or a checkpoint."""
+        every = self.experiment.eval_every, self.experiment.checkpoint_every
+        return min(self.experiment.rounds, *(done - done % steps + steps for steps in every))
 
     def _evaluate(self, round_: int, is_last: bool = False) -> str | None:
         """Record an evaluation and return why the run ends with it; numbers that are not finite end it at once."""
@@ -107,7 +110,10 @@ class TrainingLoop:
         reason = self.rule.find_reason({"round": round_, "seconds": self.progress.training, **measured})
         if reason is not None and not has_psi and self._needs_psi(round_, is_last=True):
             measured |= self._evaluate_psi(is_last=True)
-        record = {"round": round_, "seconds": self.progress.training, **measured, "timestamp": time.time()}
+        record = {
+            "round": round_, "seconds": self.progress.training, **measured,
+            BLOCK_SECONDS: self.progress.sum_computing(self.engine.compute_seconds()), "timestamp": time.time(),
+        }
         self.folder.append(record, {"round": round_, **nodes})
         self.progress.evaluated.add(record)
         self.callback.on_evaluation(record)
@@ -137,7 +143,8 @@ class TrainingLoop:
 
     def _save(self, round_: int) -> None:
         self.folder.sync()
-        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.position())
+        computing = self.engine.compute_seconds()
+        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.position(), computing)
         self.checkpoints.save(round_, self.engine.snapshot(), stored)
         self.folder.publish()
 
