@@ -94,7 +94,7 @@ def test_target_that_no_algorithm_reaches_is_reported(recorded: Path) -> None:
     values = ranking.build_rows(runs)[0].values
     assert values[1].text == "not reached"
     assert values[1].detail.startswith("best 0.")
-    assert values[1].text == "–"
+    assert values[2].text == "–"
 
 
 def test_algorithm_that_misses_the_target_is_named(recorded: Path) -> None:
