@@ -32,7 +32,6 @@ from dbo.algorithms.gossip import (
     Outgoing,
     Packed,
     PackedRow,
-    PackedSum,
     dense,
     mix,
 )
@@ -44,6 +43,6 @@ from dbo.parameters import param
 __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
     "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing",
-    "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
+    "Packed", "PackedRow", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
     "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param", "round_key",
 ]

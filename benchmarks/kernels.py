@@ -19,7 +19,8 @@ from threadpoolctl import threadpool_limits
 
 from dbo.algorithms.compression.compressors import count_kept
 from dbo.algorithms.gossip import Packed, PackedRow
-from dbo.algorithms.kernels import compiled, fused, selection
+from dbo.algorithms.kernels import fused, selection
+from dbo.algorithms.kernels.lazy import RowSum
 from dbo.platform.engine.device import Cpu
 from dbo.platform.network import packet as wire
 
@@ -62,13 +63,13 @@ def main() -> None:
     fused.compile_kernels("float32")
     random = np.random.default_rng(0)
     rows = [random.standard_normal(dim).astype(np.float32) for _ in range(ROWS)]
-    references = [np.zeros_like(row) for row in rows]
+    reference = np.zeros_like(rows[0])
     tensors = [torch.from_numpy(row) for row in rows]
-    packed: list[PackedRow] = [selection.top_k(row, np.zeros_like(row), k) for row in rows]
+    packed: list[PackedRow] = [selection.top_k(row, reference, k) for row in rows]
     for row, found in zip(rows[:2], packed, strict=False):
         positions = torch.topk(torch.from_numpy(np.abs(row)), k).indices.sort().values.numpy()
         assert np.array_equal(positions, found.positions(dim)), "both must select the same entries"
-    total = np.zeros(dim, dtype=np.float32)
+    total = np.zeros((1, dim), dtype=np.float32)
 
     def one_pass(i: int) -> None:
         np.multiply(rows[i], np.float32(-1), out=rows[i])
@@ -78,7 +79,7 @@ def main() -> None:
         tensors[i][indices]
 
     def add(i: int) -> None:
-        compiled.add_packed1(total, np.float32(0.5), packed[i].words, packed[i].entries)
+        fused.evaluate([(total, [(1.0, total), (1.0, RowSum((((0.5, packed[i]),),), dim, total.dtype))])])
 
     target = torch.zeros(dim)
     indices = [torch.from_numpy(found.positions(dim)) for found in packed]
@@ -86,20 +87,12 @@ def main() -> None:
     def index_add(i: int) -> None:
         target.index_add_(0, indices[i], tensors[i][indices[i]], alpha=0.5)
 
-    at = 0
-
-    def select() -> float:
-        nonlocal at
-        at = (at + 1) % ROWS
-        start = time.perf_counter()
-        selection.top_k(rows[at], references[at], k)
-        seconds = time.perf_counter() - start
-        references[at][:] = 0          # undo the update of the reference
-        return seconds
+    def select(i: int) -> None:
+        selection.top_k(rows[i], reference, k)
 
     variants: dict[str, measure.Timed] = {
         "one in-place pass": in_rotation(one_pass, ROWS),
-        "select + encode": select,
+        "select + encode": in_rotation(select, ROWS),
         "torch.topk + gather": in_rotation(torch_top_k, ROWS),
         "decode + add": in_rotation(add, ROWS),
         "torch index_add": in_rotation(index_add, ROWS),

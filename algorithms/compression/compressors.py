@@ -10,12 +10,14 @@ The message of a row with NaN or inf is not finite either: otherwise a diverged 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from dbo.algorithms.gossip import Message, dense
+from dbo.algorithms.gossip import Message, Packed, dense
+from dbo.algorithms.kernels.lazy import Rows, unwrap
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
 from dbo.components import Registry
@@ -28,7 +30,7 @@ C = TypeVar("C", bound=type)
 class Compressor(Protocol):
     """A row-wise operator Q on stacked rows (nodes, dim)."""
 
-    def __call__(self, rows: Array, key: Key, channel: str) -> Message:
+    def __call__(self, rows: Array, key: Key, channel: str) -> Message | Packed:
         """Return Q of every row; `channel` keys the random numbers, so that channels of one packet are independent."""
 
     def contraction(self, dim: int) -> float:
@@ -41,9 +43,29 @@ COMPRESSORS: Registry[type[Compressor]] = Registry(
 )
 
 
-def compressor(name: str) -> Callable[[C], C]:
-    """Register the decorated class as a compressor: `__call__(rows, key, channel)` and `contraction(dim)`."""
-    return COMPRESSORS.register(name)
+def compressor(name: str, *, lazy: bool = False) -> Callable[[C], C]:
+    """Register the decorated class as a compressor: `__call__(rows, key, channel)` and `contraction(dim)`.
+
+    Its rows are arrays. With `lazy` they may be pending sums of wide rows, which it then evaluates itself.
+    """
+    register = COMPRESSORS.register(name)
+
+    def decorate(cls: C) -> C:
+        if not lazy and "__call__" in vars(cls):
+            cls.__call__ = _evaluate_first(vars(cls)["__call__"])      # type: ignore[method-assign]
+        return register(cls)
+
+    return decorate
+
+
+def _evaluate_first(call: Callable[..., Message]) -> Callable[..., Message]:
+    """Wrap a compressor's `__call__`: pending sums of wide rows are evaluated before it sees them."""
+
+    @wraps(call)
+    def compress(self: Any, rows: Array, key: Key, channel: str) -> Message:
+        return call(self, unwrap(rows), key, channel)
+
+    return compress
 
 
 @compressor("identity")
@@ -59,17 +81,21 @@ class Identity:
         return 1.0
 
 
-@compressor("top_k")
+@compressor("top_k", lazy=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK:
     """Keeps the largest entries by magnitude, unscaled."""
 
     ratio: float = param(0.2, gt=0, le=1, help="share of the entries that is kept; at least one is")
 
-    def __call__(self, rows: Array, key: Key, channel: str) -> Message:
+    def __call__(self, rows: Array, key: Key, channel: str) -> Message | Packed:
         dim = rows.shape[1]
         k = count_kept(self.ratio, dim)
-        return Message(keep_largest(rows, k), form="sparse", kept=k)
+        if isinstance(rows, Rows) and rows.is_compiled and self.ratio < 1:
+            from dbo.algorithms.kernels import selection  # imports numba, which is slow
+
+            return Packed(tuple(selection.select_rows(rows, k)), dim, kept=k)
+        return Message(keep_largest(unwrap(rows), k), form="sparse", kept=k)
 
     def contraction(self, dim: int) -> float:
         """δ = k/d, k = max(1, ⌊ratio · d⌋): the kept k entries hold at least their share of ‖v‖²."""

@@ -10,18 +10,18 @@ LLVM's compressing stores and expanding loads: one instruction each with AVX-512
 is in one file because numba's cache detects changes of one file only.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import extending
 from numba.core import cgutils, registry, types
 from numba.cpython.unsafe import numbers
 
 from dbo.algorithms.compression.compressors import keep_largest
 from dbo.algorithms.gossip import PackedRow
-from dbo.algorithms.kernels.compiled import compiled
+from dbo.algorithms.kernels.compiled import compiled, intrinsic
+from dbo.algorithms.kernels.fused import map_rows
+from dbo.algorithms.kernels.lazy import Rows, split_difference, unwrap
 from dbo.algorithms.protocol import Array
 
 llvm: Any = cgutils
@@ -33,11 +33,6 @@ _SAMPLE = 8192    # entries of the sample: more cause more cache misses, fewer a
 _CHUNK = 2048     # entries that stay in the L1 cache between two loops over them
 _EIGHT_TO_ONE, _TOP = np.uint64(0x0102040810204080), np.uint64(56)
 _REGISTER = 64    # bytes
-
-
-def intrinsic(function: Callable[..., Any]) -> Any:
-    """Wrap numba's decorator with a type: the function returns a signature and a code generator."""
-    return extending.intrinsic(function)
 
 
 class Form(NamedTuple):
@@ -57,8 +52,23 @@ def fastest_form() -> Form:
     return VECTOR if "+avx512f" in features.split(",") and not processor.startswith("znver") else SCALAR
 
 
+def select_rows(rows: Rows, k: int) -> list[PackedRow]:
+    """Pack the k largest entries of every row; a pending difference a − b is not stored."""
+    pair = split_difference(rows)
+    if pair is None:
+        a, zeros = unwrap(rows), _zeros(rows.shape[1], rows.dtype)
+        return map_rows(lambda i: top_k(a[i], zeros, k), len(a))
+    v, reference = pair
+    return map_rows(lambda i: top_k(v[i], reference[i], k), len(v))
+
+
+@cache
+def _zeros(dim: int, dtype: Any) -> Array:
+    return np.zeros(dim, dtype)
+
+
 def top_k(v: Array, reference: Array, k: int) -> PackedRow:
-    """Pack the k largest |v − reference| of a row, ties by position, NaN first, and add them to the reference."""
+    """Pack the k largest |v − reference| of a row, ties by position, NaN first."""
     form = fastest_form()
     dim, number = v.size, v.dtype.type
     tiny = np.nextafter(number(0), number(1))
@@ -85,15 +95,13 @@ def top_k(v: Array, reference: Array, k: int) -> PackedRow:
         candidates.partition(rank)
         least = candidates[rank]
         ties = k - (count - inside) - int(np.count_nonzero(candidates > least))
-    count = form.settle(reference, least, ties, words, entries)
+    count = form.settle(least, ties, words, entries)
     return PackedRow(words, entries[:count])
 
 
 def _top_k_with_nan(v: Array, reference: Array, k: int) -> PackedRow:
     """Do the same for a row with NaN, without kernels: it ends the run, so it need not be fast."""
-    values = keep_largest((v - reference)[None], k)[0]
-    reference += values
-    return PackedRow.of(values)
+    return PackedRow.of(keep_largest((v - reference)[None], k)[0])
 
 
 @compiled
@@ -151,7 +159,7 @@ def gather(
 
 @compiled
 def _settle_some(
-    b: Array, base: Any, least: float, ties: int, word: Any, entries: Array, read: Any, at: Any
+    least: float, ties: int, word: Any, entries: Array, read: Any, at: Any
 ) -> tuple[Any, Any, Any, int]:
     """Settle the marks of one word, moving its entries from `read` to `at`; return the kept marks and the positions."""
     kept = word
@@ -165,19 +173,18 @@ def _settle_some(
                 ties -= 1
             entries[at] = v
             at += np.uint64(1)
-            b[base + bit] = b[base + bit] + v
         else:
             kept ^= np.uint64(1) << bit
     return kept, read, at, ties
 
 
 @compiled
-def settle(b: Array, least: float, ties: int, words: Array, entries: Array) -> int:
-    """Keep the entries of a packed q above `least` and the first `ties` equal to it; b += q; return their number."""
+def settle(least: float, ties: int, words: Array, entries: Array) -> int:
+    """Keep the packed entries above `least` and the first `ties` equal to it; return their number."""
     at: Any = np.uint64(0)
     read: Any = np.uint64(0)
     for i in range(words.size):
-        words[i], read, at, ties = _settle_some(b, np.uint64(64 * i), least, ties, words[i], entries, read, at)
+        words[i], read, at, ties = _settle_some(least, ties, words[i], entries, read, at)
     return int(at)
 
 
@@ -288,28 +295,25 @@ def _find(typing: Any, entries: Any, i: Any, high: Any, found: Any, at: Any) -> 
 
 
 @intrinsic
-def _keep(typing: Any, b: Any, i: Any, word: Any, least: Any, entries: Any, read: Any, at: Any) -> Any:
-    """Of the entries at `read`, which the word marks, move those above `least` to `at` and add them to b[i:].
+def _keep(typing: Any, word: Any, least: Any, entries: Any, read: Any, at: Any) -> Any:
+    """Of the entries at `read`, which the word marks, move those above `least` to `at`.
 
     Return the masks of the kept entries and of those equal to `least`; if there are any of the latter, nothing was kept
     and nothing changed.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        do = Lanes(context, builder, b)
-        reference, i, word, least, packed, read, at = arguments
+        do = Lanes(context, builder, entries)
+        word, least, packed, read, at = arguments
         v = do.expand(do.address(entries, packed, read), do.of_bits(word))
         size, bound = do.magnitude(v), do.broadcast(least)
         equal = builder.fcmp_ordered("==", size, bound)
         tied = builder.icmp_unsigned("!=", do.bits(equal), ir.Constant(ir.IntType(64), 0))
         kept = builder.select(tied, ir.Constant(do.mask, None), builder.fcmp_ordered(">", size, bound))
         do.compress(v, do.address(entries, packed, at), kept)
-        address = do.address(b, reference, i)
-        before = do.load(address)
-        do.store(builder.select(kept, builder.fadd(before, v), before), address)    # b + 0 would turn −0 into 0
         return do.pair(signature, kept, equal)
 
-    return _TWO_WORDS(b, _WORD, _WORD, b.dtype, entries, _WORD, _WORD), generate
+    return _TWO_WORDS(_WORD, entries.dtype, entries, _WORD, _WORD), generate
 
 
 @compiled
@@ -358,29 +362,26 @@ def vector_gather(
 
 
 @compiled
-def vector_settle(b: Array, least: float, ties: int, words: Array, entries: Array) -> int:
+def vector_settle(least: float, ties: int, words: Array, entries: Array) -> int:
     """`settle`, a register at a time; ties are resolved by the scalar form, by position."""
     at: Any = np.uint64(0)
     read: Any = np.uint64(0)
-    step = np.uint64(_REGISTER // b.itemsize)
+    step = np.uint64(_REGISTER // entries.itemsize)
     few = (np.uint64(1) << step) - np.uint64(1)
-    whole = b.size // 64
-    for i in range(whole):
+    for i in range(words.size):
         if words[i] == 0:
             continue
         word, kept = words[i], np.uint64(0)
         for j in range(np.uint64(0), np.uint64(64), step):
-            base, some = np.uint64(64 * i) + j, (word >> j) & few
-            above, equal = _keep(b, base, some, least, entries, read, at)
+            some = (word >> j) & few
+            above, equal = _keep(some, least, entries, read, at)
             if equal:
-                above, read, at, ties = _settle_some(b, base, least, ties, some, entries, read, at)
+                above, read, at, ties = _settle_some(least, ties, some, entries, read, at)
             else:
                 read += _count(some)
                 at += _count(above)
             kept |= above << j
         words[i] = kept
-    for i in range(whole, words.size):
-        words[i], read, at, ties = _settle_some(b, np.uint64(64 * i), least, ties, words[i], entries, read, at)
     return int(at)
 
 
