@@ -5,7 +5,9 @@ other blocks, until a step returns None. Neighbours in the same block exchange r
 are counted alike.
 """
 
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+import time
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias
@@ -59,6 +61,7 @@ class BlockView:
     first_nonfinite: str | None
     counters: dict[str, int]
     ledger: Flat
+    seconds: float                  # of computing since the start or the last `restore`
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +144,12 @@ class Block:
         self._degree = network.degree[list(self.ids)]
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
+        # Processor time: other processes may use the cores meanwhile. A GPU works beside the processor.
+        self._clock = time.process_time if isinstance(self.device, Cpu) else time.perf_counter
         self._start()
 
     def _start(self) -> None:
+        self.seconds = 0.0
         self.shard.calls[:] = 0
         self.ledger = Ledger(self.ids, self._degree)
         if can_fuse(self.shard.y0):
@@ -152,7 +158,7 @@ class Block:
         flat = flatten(self.state)
         self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flat.items()}
         self._has_large_rows = any(map(is_large, flat.values()))
-        self._sent = 0                       # packets of the last round that has ended
+        self.packets_before = 0              # packets of the last round that has ended
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
 
@@ -168,13 +174,24 @@ class Block:
             raise ProtocolError(f"{self.algorithm.name}: its round is {_describe(coroutine)}; must be an `async def`")
         if self._has_large_rows:
             self.state = None      # the round's alone: its arrays are freed as they are replaced
-        return self._run(_Round(round_, coroutine), None)
+        with self._measure():
+            return self._run(_Round(round_, coroutine), None)
 
     def step(self, received: Received) -> Packets | None:
         """Mix the neighbours' packets; return the next packets, or None when the round has ended."""
         if self._round is None:
             raise ProtocolError("a step without a round")
-        return self._run(self._round, self._mix(self._round, received))
+        with self._measure():
+            return self._run(self._round, self._mix(self._round, received))
+
+    @contextmanager
+    def _measure(self) -> Iterator[None]:
+        """Add the time of what is inside to the computing time."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds += self._clock() - start
 
     def _run(self, current: _Round, mixed: tuple[Array, ...] | None) -> Packets | None:
         """Run the coroutine up to its next packet, or to its end."""
@@ -193,7 +210,7 @@ class Block:
     def progress(self) -> Progress:
         """Return the number of packets sent in this round, and whether the round is open."""
         if self._round is None:
-            return Progress(self._sent, is_open=False)
+            return Progress(self.packets_before, is_open=False)
         return Progress(self._round.step + 1, is_open=True)
 
     def abandon(self) -> None:
@@ -309,7 +326,7 @@ class Block:
                     f"{name}: state.{path} is {array.dtype} {tuple(array.shape)} after the round; "
                     f"init made it {dtype} {shape}"
                 )
-        self.state, self._round, self._sent = state, None, packets
+        self.state, self._round, self.packets_before = state, None, packets
         self.shard.forget_batch()
 
     # ---- evaluation and checkpoints --------------------------------------------------------------------------------
@@ -330,7 +347,7 @@ class Block:
     def view(self) -> BlockView:
         """Return everything that an evaluation needs of this block."""
         rows = {name: self.rows(name) for name in EVALUATED}
-        return BlockView(rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export())
+        return BlockView(rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export(), self.seconds)
 
     def first_nonfinite(self) -> str | None:
         """Return the name of the first state array that contains NaN or inf; None if there is none."""
@@ -353,7 +370,7 @@ class Block:
     def restore(self, flat: Flat | None, epoch: int = 0) -> None:
         """Restore a snapshot, or the start if it is None; drop an open round. The block keeps the arrays themselves."""
         self.abandon()
-        self.epoch = epoch
+        self.epoch, self.seconds = epoch, 0.0
         if flat is None:
             self._start()
             return
