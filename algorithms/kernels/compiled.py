@@ -31,7 +31,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 def intrinsic(function: Callable[..., Any]) -> Any:
     """Wrap numba's decorator with a type: the function returns a signature and a code generator."""
-    return extending.intrinsic(function)
+    return extending.intrinsic(prefer_literal=True)(function)
 
 
 @intrinsic

@@ -49,7 +49,7 @@ def _kernels() -> Any:
 @cache
 def compile_kernels(dtype: str) -> None:
     """Compile the kernels for one dtype, or load them from the cache: not in the middle of a measurement."""
-    from dbo.algorithms.kernels import selection
+    from dbo.algorithms.kernels import marks, selection, selection_kernels
 
     form = selection.fastest_form()
     if not _is_cached(form.gather):
@@ -58,17 +58,20 @@ def compile_kernels(dtype: str) -> None:
     one, v, w = number(1), np.zeros(64, dtype=dtype), np.ones(64, dtype=dtype)
     words = np.zeros(1, dtype=np.uint64)
     evaluate([(v[None], [(1.0, w[None])])])
-    selection.sample(v, w, 1, w.copy())
+    selection_kernels.sample(v, w, 1, w.copy())
     form.gather(v, w, one, one, words, np.zeros(4096, dtype), np.zeros(4096, dtype))
     form.settle(one, 1, words, w.copy())
     all_finite(v[None])
+    selection_kernels.narrow(w.copy(), 1.0, 1.0, 0)
+    marks.compile_kernels()
 
 
 def _is_cached(kernel: Any) -> bool:
     """Decide whether numba has this kernel on disk."""
     file = kernel.py_func.__module__.rpartition(".")[2]
+    name = kernel.py_func.__qualname__.replace("<", "").replace(">", "")
     folder = kernel.stats.cache_path
-    return folder is not None and any(Path(folder).glob(f"{file}.{kernel.py_func.__name__}-*.nbc"))
+    return folder is not None and any(Path(folder).glob(f"{file}.{name}-*.nbc"))
 
 
 def all_finite(rows: Array) -> bool:

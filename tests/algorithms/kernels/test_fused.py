@@ -17,8 +17,9 @@ from dbo.algorithms.rng import Key
 
 DTYPES = (np.float32, np.float64)
 KEY = Key(5, np.arange(3), 0)
-FORMS = (selection.SCALAR, selection.VECTOR)
-both_forms = pytest.mark.parametrize("form", FORMS, ids=["scalar", "vector"])
+# Every form that the processor at hand can run, not the fastest one alone.
+FORMS = selection.usable_forms(selection.find_processor()[1])
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def plain(rows: Any, reference: Any, ratio: float) -> tuple[Any, Any]:
     return values, reference + values
 
 
-@both_forms
+@every_form
 @settings(deadline=None)
 @given(pair=residuals(), ratio=st.floats(0.01, 0.999))
 def test_top_k_is_the_plain_definition(form: selection.Form, pair: Any, ratio: float) -> None:
@@ -78,7 +79,7 @@ def test_top_k_is_the_plain_definition(form: selection.Form, pair: Any, ratio: f
     np.testing.assert_array_equal(updated, after)
 
 
-@both_forms
+@every_form
 @settings(deadline=None)
 @given(pair=residuals(special=(np.nan, np.inf, -np.inf)), ratio=st.floats(0.01, 0.999))
 def test_top_k_counts_nan_as_largest(form: selection.Form, pair: Any, ratio: float) -> None:
@@ -91,7 +92,7 @@ def test_top_k_counts_nan_as_largest(form: selection.Form, pair: Any, ratio: flo
     np.testing.assert_array_equal(updated, after)
 
 
-@both_forms
+@every_form
 @settings(deadline=None)
 @given(pair=residuals(special=(1e-310, -1e-310, 1e-45, -3e-45, -0.0, np.inf)), ratio=st.sampled_from([1e-9, 0.999]))
 def test_top_k_of_denormals_and_infinities(form: selection.Form, pair: Any, ratio: float) -> None:
@@ -105,18 +106,20 @@ def test_top_k_of_denormals_and_infinities(form: selection.Form, pair: Any, rati
 
 @settings(deadline=None)
 @given(residuals(special=(-0.0, 1e-45, 3.0, -3.0)), st.floats(0.001, 0.999))
-def test_both_forms_of_the_selection_give_the_same_bits(pair: Any, ratio: float) -> None:
+def test_all_forms_of_the_selection_give_the_same_bits(pair: Any, ratio: float) -> None:
     """Marks, entries and the reference, the sign of its zeros included."""
     rows, reference = pair
     reference = np.copysign(reference, rows)
-    (one, updated), (other, also_updated) = (compress(form, ratio, rows, reference) for form in FORMS)
-    assert updated.tobytes() == also_updated.tobytes()
-    for a, b in zip(one.rows, other.rows, strict=True):
-        assert a.words.tobytes() == b.words.tobytes()
-        assert a.entries.tobytes() == b.entries.tobytes()
+    one, updated = compress(selection.SCALAR, ratio, rows, reference)
+    for form in FORMS.values():
+        other, also_updated = compress(form, ratio, rows, reference)
+        assert updated.tobytes() == also_updated.tobytes()
+        for a, b in zip(one.rows, other.rows, strict=True):
+            assert a.words.tobytes() == b.words.tobytes()
+            assert a.entries.tobytes() == b.entries.tobytes()
 
 
-@both_forms
+@every_form
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 7, 16, 63, 64, 65, 2047, 2048, 2049, 6200])
 def test_a_selection_writes_only_its_arrays(form: selection.Form, dim: int, dtype: Any) -> None:
@@ -139,7 +142,7 @@ def test_a_selection_writes_only_its_arrays(form: selection.Form, dim: int, dtyp
         assert not has_nan
         assert entries[:count].tobytes() == expected[expected != 0].tobytes()
         assert count - inside == above.size
-        assert not entries[count:].any()
+        assert not entries[count + 64 :].any()      # what a register holds behind the packed entries
         count = form.settle(number(1.2), 0, words, entries)
         assert entries[:count].tobytes() == above.tobytes()
         kept = PackedRow(words.copy(), entries[:count]).dense(dim)
@@ -166,7 +169,7 @@ def at_the_edge(values):     # behind its last byte is an unmapped page: accessi
 
 for dtype in (np.float32, np.float64):
     for dim in (5, 64, 72, 1000):
-        for form in (selection.SCALAR, selection.VECTOR):
+        for form in selection.usable_forms(selection.find_processor()[1]).values():
             row = at_the_edge(np.arange(1, dim + 1, dtype=dtype))
             reference, words = at_the_edge(0 * row), at_the_edge(np.zeros(-(-dim // 64), np.uint64))
             packed, found = np.zeros((2, 4096), dtype)
@@ -184,7 +187,7 @@ def test_a_selection_accesses_nothing_behind_its_arrays() -> None:
     subprocess.run([sys.executable, "-c", AT_THE_EDGE], check=True, timeout=120)
 
 
-@both_forms
+@every_form
 def test_a_selection_reports_a_full_buffer(form: selection.Form) -> None:
     """More entries than the arrays hold give −1 instead of an overflow."""
     row, one = np.ones(10_000, np.float32), np.float32(1)
@@ -192,6 +195,53 @@ def test_a_selection_reports_a_full_buffer(form: selection.Form) -> None:
     count, _, _ = form.gather(row, 0 * row, one, one, words, entries[0, :4500], entries[1, :4500])
     assert count == -1
     assert not entries[:, 4500:].any()
+
+
+@pytest.mark.parametrize(
+    ("processor", "features", "expected"),
+    [
+        ("znver4", {"+avx512f", "+avx512vl", "+avx2", "+bmi2"}, selection.AVX512),
+        ("skylake-avx512", {"+avx512f", "+avx512vl", "+avx2", "+bmi2"}, selection.AVX512),
+        ("znver3", {"+avx2", "+bmi2"}, selection.AVX2),
+        ("haswell", {"+avx2", "+bmi2"}, selection.AVX2),
+        ("znver2", {"+avx2", "+bmi2"}, selection.Form(selection.AVX2.gather, selection.SCALAR.settle)),
+        ("ivybridge", {"+avx", "-avx2"}, selection.SCALAR),
+        ("apple-m1", {"+neon"}, selection.SCALAR),
+    ],
+)
+def test_the_fastest_form_of_a_processor(processor: str, features: set[str], expected: selection.Form) -> None:
+    assert selection.choose_form(processor, frozenset(features)) == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("levels", [1, 3, 50, 10**6])
+@pytest.mark.parametrize("size", [1, 2, 100, 5000, 60_000])
+def test_a_value_is_found_by_its_rank(size: int, levels: int, dtype: Any) -> None:
+    """As by sorting, with any number of ties."""
+    values = np.round(np.abs(np.random.default_rng(size).standard_normal(size)) * levels).astype(dtype)
+    ordered = np.sort(values)
+    for rank in {0, size // 3, size - 1}:
+        least, above = selection.find_rank(values.copy(), rank)
+        assert least == ordered[rank]
+        assert above == np.count_nonzero(ordered > least)
+
+
+@pytest.mark.parametrize("levels", ["log", "uniform"])
+@pytest.mark.parametrize("bits", [2, 4, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantized_top_k_is_the_compressors(dtype: Any, bits: int, levels: Any) -> None:
+    """Wide rows are quantized as narrow ones are, and the reference adds what receivers decode."""
+    q = TopK(ratio=0.05, bits=bits, levels=levels)
+    v, reference = rows_of(0, 3, 5000, dtype), rows_of(1, 3, 5000, dtype)
+    plain = q(v - reference, KEY, "y")
+    message = q(wrap(v) - wrap(reference), KEY, "y")
+    assert isinstance(message, Packed)
+    assert message.grid is not None
+    assert plain.grid is not None
+    assert np.asarray(message.values).tobytes() == np.asarray(plain.values).tobytes()
+    assert message.grid.scale.tobytes() == plain.grid.scale.tobytes()
+    assert message.grid.span.tolist() == plain.grid.span.tolist()
+    np.testing.assert_array_equal(np.asarray(wrap(reference) + message.values), reference + plain.values)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
