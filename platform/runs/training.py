@@ -93,7 +93,8 @@ class TrainingLoop:
         start = time.perf_counter()
         self._check_finite(round_, self.engine.first_nonfinite())
         parts = self.experiment.parts
-        measured, nodes = evaluate(self.engine, self.problem, parts.algorithm, parts.config)
+        measured, nodes = evaluate(
+            self.engine, self.problem, parts.algorithm, parts.config, self.experiment.eval_nodes, self.experiment.seed)
         self._check_finite(round_, first_nonfinite_metric(measured))
         record = {
             "round": round_, "seconds": self.progress.training, **measured,
