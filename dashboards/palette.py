@@ -16,7 +16,8 @@ _COLOURS = (
 )
 _ORDER = (
     "c2dfb", "c2dfb_nc", "madsbo", "mdbo", "madsbo_gt", "vrdbo", "dsgda_gt", "sldbo",
-    "d_soba", "gossip_dsbo", "f2ba", "bome",
+    "d_soba", "gossip_dsbo", "f2ba", "bome", "sparkle", "storm_pl", "sun_dsbo", "slam",
+    "f2sa", "stocbio", "soba",
 )
 _DASHES = ("solid", "dash", "dot")
 _MATPLOTLIB_DASHES = {"solid": "-", "dash": (0, (4, 1.6)), "dot": (0, (1.2, 1.2))}
