@@ -141,8 +141,8 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
     return [
         curve_section(
             "accuracy", "Accuracy", ["node_accuracy_mean", "test_accuracy"],
-            f"Test accuracy against communication, training time or rounds. {panels}{shade}{sample}A ring marks the first "
-            f"evaluation that reached the target. {crosses}{strip}", "These tasks have no accuracy.",
+            f"Test accuracy against communication, training time or rounds. {panels}{shade}{sample}A ring marks the "
+            f"first evaluation that reached the target. {crosses}{strip}", "These tasks have no accuracy.",
         ),
         curve_section(
             "loss", "Loss", ["test_loss", "upper_loss", "lower_loss"],

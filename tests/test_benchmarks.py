@@ -36,7 +36,7 @@ def test_nodes_benchmark_runs() -> None:
 
 
 def test_scale_benchmark_runs() -> None:
-    """Many nodes: the share of a node, evaluations of all nodes and of a sample, sizes of files and times of readers."""
+    """Many nodes: a node's share of a round, evaluations, sizes of files and times of readers are printed."""
     output = run_benchmark("scale.py")
     for ratio in ("a node's share, 1,000 : 100 nodes", "an evaluation of all nodes : a round"):
         assert re.search(re.escape(ratio) + JUDGED, output)
