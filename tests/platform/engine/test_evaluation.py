@@ -71,7 +71,7 @@ def evaluate_after(rounds: int, experiment: Experiment) -> tuple[Record, Record,
     return *found, engine
 
 
-def test_sample_of_nodes_is_a_part_of_all_and_says_so() -> None:
+def test_sample_of_nodes_is_a_part_of_all_nodes() -> None:
     """eval_nodes: 5 of 12 nodes, the same ones every time. Metrics of the mean model and of all nodes do not change."""
     whole, all_nodes, _ = evaluate_after(3, many())
     record, nodes, _ = evaluate_after(3, many(eval_nodes=5))
