@@ -44,7 +44,7 @@ def write_page(collection: RunCollection, out: Path) -> None:
     """Write the page about these runs, whole or not at all."""
     html = render_page(group_runs(collection))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, html, "the report")
+    write_atomically(out, html.encode("utf-8", "backslashreplace"), "the report")      # a name may be no Unicode
 
 
 def render_page(runs: GroupedRuns) -> str:
