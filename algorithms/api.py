@@ -8,7 +8,10 @@ from dbo.algorithms.claims import (
     AVERAGED_INVERSE,
     LOCAL_INVERSE,
     MINIMISER,
+    MOREAU,
     PENALTY,
+    PERSONALISED,
+    SERIES,
     TRUNCATED_INVERSE,
     Claim,
     Limit,
@@ -42,8 +45,9 @@ from dbo.algorithms.rng import Key, counter, round_key
 from dbo.parameters import param
 
 __all__ = [
-    "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
-    "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing",
-    "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
+    "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "MOREAU", "PENALTY", "PERSONALISED", "SERIES",
+    "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed",
+    "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State",
+    "TopK", "WeightedGradient",
     "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param", "round_key",
 ]

@@ -18,8 +18,8 @@ from dbo.components import Registry, check_fields
 _BUILT_IN = (
     "c2dfb", "c2dfb_nc",
     "madsbo", "madsbo_gt", "mdbo", "vrdbo",
-    "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo",
-    "f2ba", "bome",
+    "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "sparkle", "storm_pl", "sun_dsbo", "slam",
+    "f2ba", "bome", "f2sa", "stocbio", "soba",
 )
 
 # What connects the nodes: a graph, a server, or nothing because one machine holds all data.

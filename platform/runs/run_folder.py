@@ -515,7 +515,7 @@ def build_history(records: Sequence[Record]) -> "pd.DataFrame":
     """Return the evaluations as a table: the columns that every run has, then the task's own, then the timestamp."""
     import pandas as pd
 
-    extra = [key for key in (records[0] if records else {}) if key not in COLUMNS]
+    extra = [key for key in (records[0] if records else {}) if key not in (*COLUMNS, schema.BLOCK_SECONDS)]
     return pd.DataFrame(list(records), columns=[*COLUMNS[:-1], *extra, COLUMNS[-1]])
 
 

@@ -22,7 +22,7 @@ from dbo.platform.runs.run_folder import (
     read_metrics,
     read_summary,
 )
-from dbo.platform.runs.schema import COLUMNS, Event, Group, Record, parse_record, section
+from dbo.platform.runs.schema import BLOCK_SECONDS, COLUMNS, Event, Group, Record, parse_record, section
 
 MAX_KEYS = 25               # metrics per run: MLflow's page draws a chart for each
 MAX_PARAM, MAX_TAG = 6000, 8000
@@ -90,7 +90,7 @@ class Points:
 def select_metrics(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield at most MAX_KEYS metrics of an evaluation, finite ones only: MLflow stores infinity as a large number."""
     common = [key for key in COLUMNS if key not in ("round", "timestamp")]
-    extra = [key for key in record if key not in COLUMNS]
+    extra = [key for key in record if key not in (*COLUMNS, BLOCK_SECONDS)]
     for key in (*common, *extra)[:MAX_KEYS]:
         value = record.get(key)
         if isinstance(value, int | float) and math.isfinite(value):

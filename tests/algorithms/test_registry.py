@@ -37,6 +37,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "vrdbo sampled": ("vrdbo", {"neumann": "sampled"}),
     "madsbo relaxed": ("madsbo", {"gam": 0.5}),
     "d_soba first_order": ("d_soba", {"derivatives": "first_order"}),
+    "sparkle extra": ("sparkle", {"rule_x": "extra", "rule_y": "extra", "rule_v": "extra"}),
+    "sparkle gt": ("sparkle", {"rule_x": "gt", "rule_y": "gt", "rule_v": "gt", "eta_y": 0.1, "eta_v": 0.1}),
+    "sparkle mixed": ("sparkle", {"rule_x": "gt", "rule_y": "ed", "rule_v": "extra"}),
 }
 NETWORKED_VARIANTS = [label for label, (name, _) in VARIANTS.items() if name in NETWORKED]
 
@@ -151,7 +154,15 @@ STEPS: dict[str, Callable[[Any], float]] = {
     "mdbo": lambda c: c.beta_x * c.eta,
     "vrdbo": lambda c: c.beta_x * c.eta,
     "f2ba": lambda c: c.eta_out,
-} | {name: lambda c: c.eta_x for name in ("madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "bome")}
+    "storm_pl": lambda c: c.beta_x * c.eta,
+} | {name: lambda c: c.eta_x for name in (
+    "madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "sparkle", "sun_dsbo", "slam",
+    "bome", "f2sa", "stocbio", "soba",
+)}
+# A factor on it after t rounds, where the method itself shortens its steps.
+SHRINKING: dict[str, Callable[[Any, int], float]] = {
+    "f2sa": lambda c, t: float((1 + t / c.lam_rounds) ** -c.lam_power),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,7 +174,8 @@ def test_mean_of_x_moves_by_the_step_size(lab: Any, name: str) -> None:
     for round_ in range(1, 6):
         before, along = engine.rows("x").mean(0), engine.rows("direction").mean(0)
         engine.advance(round_)
-        np.testing.assert_allclose(engine.rows("x").mean(0), before - step * along, rtol=0, atol=1e-13)
+        length = step * SHRINKING[name](config, round_ - 1) if name in SHRINKING else step
+        np.testing.assert_allclose(engine.rows("x").mean(0), before - length * along, rtol=0, atol=1e-13)
 
 
 Counts = dict[str, int]
@@ -200,8 +212,15 @@ COSTS: dict[str, Callable[[Any, int, int], Counts]] = {
     "sldbo": lambda c, x, y: cost(1, 2 * (x + 2 * y), 3, 1, 1),
     "d_soba": lambda c, x, y: cost(1, x + 2 * y, 3, 1, 1),
     "gossip_dsbo": lambda c, x, y: cost(1, 2 * x + 2 * y, 3, c.neumann_terms - 1, 1),
+    "sparkle": lambda c, x, y: cost(1, x + 2 * y, 3, 1, 1),
+    "storm_pl": lambda c, x, y: cost(1, 2 * x + 4 * y, 12),
+    "sun_dsbo": lambda c, x, y: cost(1, 2 * x + 4 * y, 6),
+    "slam": lambda c, x, y: cost(1, x, c.inner_steps + 2, c.neumann_terms - 1, 1),
     "f2ba": lambda c, x, y: cost(0, 0, 3 * c.inner_steps + 3),
     "bome": lambda c, x, y: cost(0, 0, c.inner_steps + 5),
+    "f2sa": lambda c, x, y: cost(0, 0, 3 * c.inner_steps + 3),
+    "stocbio": lambda c, x, y: cost(0, 0, c.inner_steps + 2, c.neumann_terms - 1, 1),
+    "soba": lambda c, x, y: cost(0, 0, 3, 1, 1),
 }
 
 
@@ -296,6 +315,15 @@ def test_first_order_variant_needs_gradients_only(lab: Any) -> None:
     """D-SOBA-FO: seven partial gradients, no second-order product, the same messages."""
     config = lab.config("d_soba", derivatives="first_order")
     assert per_round(lab.engine("d_soba", config), 3) == cost(1, 3 + 2 * 5, 7)
+
+
+@pytest.mark.parametrize(("rules", "values"), [("ed", 0), ("extra", 0), ("x", 4), ("y", 10), ("v", 10), ("gt", 24)])
+def test_gradient_tracking_sends_a_variable_twice(lab: Any, rules: str, values: int) -> None:
+    """SPARKLE sends d_x + 2 d_y values; each variable with the rule gt adds its tracker, in the same packet."""
+    chosen = {f"rule_{s}": rules if rules in ("ed", "extra", "gt") else "gt" if rules == s else "ed" for s in "xyv"}
+    config = lab.config("sparkle", **chosen, eta_y=0.1, eta_v=0.1)
+    found = per_round(lab.engine("sparkle", config, lab.quadratic(dim_x=4, dim_y=10)), 3)
+    assert found == cost(1, 24 + values, 3, 1, 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -462,8 +490,15 @@ LINEAR: dict[str, dict[str, Any]] = {
     "sldbo": {"eta_x": 0.1, "eta_y": 0.2, "eta_v": 0.2},
     "d_soba": {"eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
     "gossip_dsbo": {"eta_x": 0.1, "eta_y": 0.3, "lipschitz": 3.0},
+    "sparkle": {"eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
+    "storm_pl": {"eta": 0.4, "beta_x": 0.25, "beta_y": 0.5, "beta_z": 0.5},
+    "sun_dsbo": {"eta_x": 0.1, "eta_y": 0.2, "eta_theta": 0.2},
+    "slam": {"inner_steps": 4, "eta_x": 0.1, "eta_y": 0.3, "lipschitz": 3.0},
     "f2ba": {"inner_steps": 4, "eta_in": 0.3},
     "bome": {"inner_steps": 4, "eta_in": 0.3, "eta_x": 0.3, "eta_y": 0.3},
+    "f2sa": {"inner_steps": 4, "eta_z": 0.3, "eta_y": 0.3},
+    "stocbio": {"inner_steps": 4, "eta_y": 0.3, "eta_v": 0.3, "eta_x": 0.1},
+    "soba": {"eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
 }
 # A backbone bends: its steps are shorter, and Lipschitz constants larger, than those of a linear model.
 BACKBONE: dict[str, dict[str, Any]] = {
