@@ -6,7 +6,7 @@ that is being typed.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 
@@ -173,10 +173,10 @@ def _list_values(key: str, settings: Mapping[str, Any]) -> list[str]:
         return names
     from dbo.platform.config.experiment import Experiment
 
-    if key in Experiment.model_fields:
-        return _list_literals(Experiment.model_fields[key].annotation)
-    from dbo.platform.config.validation import list_parameters
+    from dbo.platform.config.validation import format_type, list_parameters
 
+    if key in Experiment.model_fields:
+        return _select_words(format_type(Experiment.model_fields[key].annotation))
     parts, (section, _, name) = _build(settings).parts, key.rpartition(".")
     components = {
         "task": [parts.task, parts.data], "algorithm": [parts.config], "topology": [parts.topology],
@@ -187,12 +187,10 @@ def _list_values(key: str, settings: Mapping[str, Any]) -> list[str]:
         parameter for component in components.get(section, ()) if component is not None
         for parameter in list_parameters(type(component)) if parameter.name == name
     ]
-    values = found[0].allowed.split(" | ") if found else []
-    return [value for value in values if value.isidentifier() and value not in ("int", "float", "str", "Compressor")]
+    return _select_words(found[0].allowed) if found else []
 
 
-def _list_literals(annotation: Any) -> list[str]:
-    if get_origin(annotation) is Literal:
-        return [str(value) for value in get_args(annotation)]
-    return [text for part in get_args(annotation) for text in _list_literals(part)] \
-        if get_origin(annotation) is Union else []
+def _select_words(allowed: str) -> list[str]:
+    """Return the words that can be typed as they are among the alternatives of a type."""
+    types = ("int", "float", "str", "bool", "dict", "Compressor", "BatchSize", "Tracking")
+    return [word for word in allowed.split(" | ") if word.isidentifier() and word not in types]
