@@ -172,7 +172,6 @@ def _list_values(key: str, settings: Mapping[str, Any]) -> list[str]:
     if names := _list_names(key, settings):
         return names
     from dbo.platform.config.experiment import Experiment
-
     from dbo.platform.config.validation import format_type, list_parameters
 
     if key in Experiment.model_fields:
