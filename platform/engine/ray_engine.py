@@ -30,7 +30,7 @@ from dbo.platform.engine.peer_sockets import NeighbourLost
 from dbo.platform.engine.placement import place_actors
 from dbo.platform.engine.prometheus import RunGauges
 from dbo.platform.engine.ray_actor import Reached
-from dbo.platform.engine.ray_session import find_lost_process, leave_lost_cluster
+from dbo.platform.engine.ray_session import find_lost_process, leave_lost_cluster, list_stopped_workers
 from dbo.platform.engine.state_tree import Flat, chunk_names
 from dbo.platform.engine.wait_notices import WaitNotices
 from dbo.platform.errors import BlocksLost, NodeFailure, RunError
@@ -99,6 +99,7 @@ class RayEngine:
                 return
             except BlocksLost as lost:
                 reason = lost
+                self._notify(f"{lost}; starting them again")
         raise RunError(f"the actors cannot be started: {reason}")
 
     def _replace(self) -> None:
@@ -385,6 +386,9 @@ class RayEngine:
                 return
             if lost := find_lost_process(["raylet"], or_stopped=False):     # rounds need no GCS
                 raise RunError(lost)
+            if self._unassigned and (ended := self._heartbeats.end_stopped(list_stopped_workers())):
+                self._silent |= self._unassigned        # which of them it was is unknown
+                raise BlocksLost(sorted(self._unassigned), f"process {ended[0]} was stopped before its actor answered")
             if silent := self._heartbeats.find_silent():
                 self._silent |= silent.keys()
                 raise BlocksLost(sorted(silent), next(iter(silent.values())))
