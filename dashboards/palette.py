@@ -67,6 +67,16 @@ def sample_scale(count: int) -> list[str]:
     return [_interpolate(number * (len(CIVIDIS) - 1) / (count - 1)) for number in range(count)]
 
 
+def sample_series(count: int) -> list[AlgorithmStyle]:
+    """Return styles for the values of one parameter, in their order; without the end that a page's background hides."""
+    last = len(CIVIDIS) - 1
+    shares = [number / max(1, count - 1) for number in range(count)]
+    return [
+        AlgorithmStyle(_interpolate(0.82 * last * share), _interpolate(last * (0.22 + 0.78 * share)), "solid")
+        for share in shares
+    ]
+
+
 def _interpolate(position: float) -> str:
     low = min(int(position), len(CIVIDIS) - 2)
     share = position - low

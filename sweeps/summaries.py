@@ -34,7 +34,7 @@ def build_cell_table(cells: Sequence[SweepCell], out: Path, target: Target, erro
         records = read_metrics(RunFolder(folder).metrics) if summary else []
         cost = target.find_cost(records) or {}
         final = records[-1] if records else {}
-        extra = [key for key in final if key not in COLUMNS]
+        extra = [key for key, value in final.items() if key not in COLUMNS and isinstance(value, int | float)]
         rows.append({
             "cell": cell.name,
             **{key: _format_axis_value(value) for key, value in cell.values.items()},
