@@ -6,6 +6,7 @@ They write the same folders as the commands of the same names. `dbo sync FOLDER`
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +31,11 @@ class Loaded:
     history: "pd.DataFrame"         # a row per run and evaluation
     table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; sweep: means over the seeds
 
+    def _repr_html_(self) -> str:
+        """Return the table of a comparison or a sweep, or the summary of a run, as a notebook shows it."""
+        shown = self.summary if self.table is None else self.table
+        return f"<b>{escape(self.kind)}</b> <small>{escape(str(self.folder))}</small>{shown.to_html(index=False)}"
+
 
 def run(
     experiment: Base = None, *, out: str | Path | None = None, resume: bool = False,
@@ -39,12 +45,13 @@ def run(
 
     `experiment` is an `Experiment`, a YAML file or a mapping; keywords override its keys. A section may be given by
     its name: `run(algorithm="madsbo", topology="ring")`. `out` is the run folder; `resume` continues an interrupted
-    run in it, `start_from` extends a finished run that has fewer rounds.
+    run in it, `start_from` extends a finished run that has fewer rounds. A notebook shows the progress; `callback`
+    replaces that display.
     """
     from dbo.platform.runs import runner
 
     return runner.run(_build_experiment(experiment, settings), out, resume=resume, start_from=start_from,
-                      callback=callback)
+                      callback=callback or _choose_display())
 
 
 def compare(
@@ -64,7 +71,8 @@ def compare(
     experiments, level = comparing.plan(
         None if file is None else str(file), _format_overrides(settings), list(algorithms), target)
     folder = Path(out) if out is not None else comparing.default_folder(experiments)
-    comparing.compare(experiments, level, folder, callback, allow_changed_code=allow_changed_code)
+    comparing.compare(
+        experiments, level, folder, callback or _choose_display(), allow_changed_code=allow_changed_code)
     return load(folder)
 
 
@@ -144,6 +152,13 @@ def load(folder: str | Path) -> Loaded:
     except (OSError, ValueError) as error:
         raise InputError(f"{tables[kind]}: cannot be read: {str(error).partition(chr(10))[0]}") from None
     return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table)
+
+
+def _choose_display() -> "RunCallback | None":
+    """Return the display of a notebook; None elsewhere: scripts print nothing."""
+    from dbo.notebook import NotebookProgress, is_notebook
+
+    return NotebookProgress() if is_notebook() else None
 
 
 def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:
