@@ -22,13 +22,19 @@ from dbo.algorithms.compression.compressors import (
     COMPRESSORS,
     Compressor,
     Identity,
+    Lazy,
     Qsgd,
     RandK,
+    RowTopK,
     Sign,
     TopK,
+    TopShare,
     compressor,
 )
+from dbo.algorithms.compression.grid import EIGHTHS, Grid, level_tables, level_values, read_scale, scale_code
+from dbo.algorithms.error_terms import ErrorTerms
 from dbo.algorithms.gossip import (
+    MANY_WORDS,
     Message,
     Mixed,
     NotRowsError,
@@ -37,6 +43,7 @@ from dbo.algorithms.gossip import (
     PackedRow,
     PackedSum,
     dense,
+    mark_kernels,
     mix,
 )
 from dbo.algorithms.protocol import Array, Shard, State, WeightedGradient
@@ -45,9 +52,11 @@ from dbo.algorithms.rng import Key, counter, round_key
 from dbo.parameters import param
 
 __all__ = [
-    "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "MOREAU", "PENALTY", "PERSONALISED", "SERIES",
-    "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed",
-    "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State",
-    "TopK", "WeightedGradient",
-    "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param", "round_key",
+    "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
+    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Compressor", "ErrorTerms", "Grid",
+    "Identity",
+    "Key", "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum",
+    "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare", "WeightedGradient", "algorithm",
+    "algorithms", "compressor", "counter", "dense", "level_tables", "level_values", "mark_kernels", "mean", "mix",
+    "param", "read_scale", "round_key", "scale_code",
 ]
