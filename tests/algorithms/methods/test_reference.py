@@ -91,8 +91,8 @@ class Bent:
             "cy": np.eye(DIM_Y) + 0.2 * draw((NODES, DIM_Y, DIM_Y)), "b": 0.6 * draw((NODES, DIM_Y, DIM_X)),
             "c": draw((NODES, DIM_Y)), "tx": 0.4 * draw((NODES, DIM_Y, DIM_X)), "t": draw((NODES, DIM_Y)),
         }
-        self.evaluate = self.task_metrics = self.penalty_solution = self.describe = None    # not needed
-        self.sample_sizes = self.tune_losses = None
+        self.evaluate = self.evaluate_nodes = self.task_metrics = self.penalty_solution = None      # not needed
+        self.describe = self.sample_sizes = self.tune_losses = None
 
     def shard(self, ids: Sequence[int]) -> BentShard:
         rows = np.asarray(ids, dtype=np.int64)
