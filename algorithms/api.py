@@ -39,11 +39,13 @@ from dbo.algorithms.gossip import (
 from dbo.algorithms.protocol import Array, Shard, State, WeightedGradient
 from dbo.algorithms.registry import Algorithm, algorithm, algorithms
 from dbo.algorithms.rng import Key, counter, round_key
+from dbo.algorithms.star import Clients, aggregate, average, broadcast, mean_of_clients, sample_clients, server_row
 from dbo.parameters import param
 
 __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
-    "Array", "Claim", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing",
-    "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State", "TopK", "WeightedGradient",
-    "algorithm", "algorithms", "compressor", "counter", "dense", "mean", "mix", "param", "round_key",
+    "Array", "Claim", "Clients", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "Noise",
+    "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State",
+    "TopK", "WeightedGradient", "aggregate", "algorithm", "algorithms", "average", "broadcast", "compressor",
+    "counter", "dense", "mean", "mean_of_clients", "mix", "param", "round_key", "sample_clients", "server_row",
 ]

@@ -28,6 +28,7 @@ from dbo.platform.runs.schema import (
     CLOSED_FORMS,
     COLUMNS,
     DEFAULT_TARGET,
+    STAR_COLUMNS,
     STATUSES,
     Event,
     Record,
@@ -41,7 +42,7 @@ from dbo.platform.runs.seal import require_intact
 Series = NDArray[np.float64]
 
 _DEPTH = 3              # folders below the given one in which runs are searched
-_NUMERIC = (*(column for column in COLUMNS if column != "round"), *CLOSED_FORMS)
+_NUMERIC = (*(column for column in COLUMNS if column != "round"), *CLOSED_FORMS, *STAR_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from statistics import fmean
 
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.base import RunSpec
 from dbo.platform.engine.evaluation import evaluate
 from dbo.platform.engine.factory import start_engine
-from dbo.platform.engine.shard_wrappers import pool_nodes
-from dbo.platform.network.topology import single_node
 from dbo.platform.runs.runner import Prepared, prepare
 from dbo.platform.runs.schema import Summary
 from dbo.sweeps.grid import SweepCell
@@ -97,9 +96,7 @@ def _measure(experiment: Experiment, problems: dict[str, Prepared]) -> _Measurem
         problems.clear()
         problems[key] = prepare(experiment)
     prepared, parts = problems[key], experiment.parts
-    problem, graph = prepared.problem, prepared.network
-    if parts.algorithm.network == "single":
-        problem, graph = pool_nodes(problem), single_node()
+    problem, graph = arrange(parts.algorithm, prepared.problem, prepared.network)
     engine = start_engine(LocalSettings(threads=1), RunSpec(
         parts.algorithm, parts.config, problem, graph, settings, batches=parts.batches, schedules=parts.schedules))
     try:

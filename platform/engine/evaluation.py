@@ -7,6 +7,7 @@ import numpy as np
 from dbo.algorithms.api import Algorithm, Array
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Engine, Record
+from dbo.platform.network.ledger import Ledger
 from dbo.tasks.api import Problem
 
 
@@ -21,12 +22,18 @@ def evaluate(
     direction of the upper level. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
     if there are any. `channels` are the bytes of all nodes by channel.
+
+    In a star the mean model is the server's, whose row is the last one; the nodes' own models are the clients'.
     """
     x, y, direction = _rows(engine, "x"), _rows(engine, "y"), _rows(engine, "direction")
-    x_mean, y_mean = _mean(x), _mean(y)
-    upper, lower = engine.losses(x_mean, y_mean)
+    has_server = algorithm.network == "star"
+    own = slice(None, -1 if has_server else None)       # rows with data: a server is the last row
+    choose = _last if has_server else _mean
+    x_mean, y_mean = choose(x), choose(y)
+    upper, lower = (losses[own] for losses in engine.losses(x_mean, y_mean))
     of_mean, of_nodes = problem.evaluate(x_mean, y_mean), problem.evaluate(x, y)
     ledger = engine.ledger()
+    of_nodes = {name: values[own] for name, values in of_nodes.items()}
     accuracy = of_nodes.get("test_accuracy")
     distance_x, distance_y = _distances(x, x_mean), _distances(y, y_mean)
     nodes = {
@@ -47,15 +54,22 @@ def evaluate(
         "packets": int(ledger.packets.sum()),
         "comm_mb": ledger.bytes_links / 1e6,
         "paper_megabytes": ledger.paper_megabytes(algorithm.paper_counts),
-        "consensus_x": _rms(distance_x),
-        "consensus_y": _rms(distance_y),
-        "hypergradient_norm": float(np.linalg.norm(_mean(direction).astype(np.float64))),
+        **(_star_metrics(ledger) if has_server else {}),
+        "consensus_x": _rms(distance_x[own]),
+        "consensus_y": _rms(distance_y[own]),
+        "hypergradient_norm": float(np.linalg.norm(choose(direction).astype(np.float64))),
         **engine.counters(),
         **_own_metrics(of_mean, of_nodes),
         **problem.task_metrics(x_mean[0], y_mean[0]),
         **_penalty_metrics(problem, algorithm, config, x_mean[0]),
-        **_tune_metrics(problem, x, y),
+        **_tune_metrics(problem, x[own], y[own]),
     }, nodes
+
+
+def _star_metrics(ledger: Ledger) -> Record:
+    """Return the bytes from clients to the server and back, counted once per receiver."""
+    *clients, server = ledger.received[:, 0].tolist()
+    return {"bytes_up": sum(clients), "bytes_down": server, "server_bytes": sum(clients) + server}
 
 
 def _own_metrics(of_mean: dict[str, Array], of_nodes: dict[str, Array]) -> Record:
@@ -95,6 +109,10 @@ def _rows(engine: Engine, name: str) -> Array:
 def _mean(rows: Array) -> Array:
     mean: Array = rows.mean(axis=0, keepdims=True, dtype=np.float64).astype(rows.dtype)
     return mean
+
+
+def _last(rows: Array) -> Array:
+    return rows[-1:]
 
 
 def _distances(rows: Array, mean: Array) -> Array:

@@ -111,6 +111,9 @@ def _build_experiment(
     data: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any], name: str
 ) -> Experiment:
     known = {field.name for field in fields(algorithms()[name].config)}
+    if algorithms()[name].network == "star":
+        data = {key: value for key, value in data.items() if key != "topology"}
+        overrides = {path: value for path, value in overrides.items() if path.partition(".")[0] != "topology"}
     section = data.get("algorithm", {})
     own = {**section} if section.get("name") == name else {"name": name}
     applicable = {
@@ -150,7 +153,9 @@ def compare(
     ended = [folder for folder in folders if read_status(folder) in ("finished", "diverged")]
     changes = check_environments(ended, allow_changed_code) if len(ended) < len(folders) else ()
     group = _describe_group(experiments, target, command, previous, changes)
-    prepared = prepare(experiments[0])
+    # A method with a server has a star of its own: the graph is that of the others.
+    on_graph = [experiment for experiment in experiments if experiment.parts.algorithm.network != "star"]
+    prepared = prepare((on_graph or experiments)[0])
     results: list[Result] = []
     since = time.time()
     try:

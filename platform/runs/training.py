@@ -62,7 +62,7 @@ class TrainingLoop:
         while True:
             try:
                 self._run_rounds(done)
-                return Outcome("finished", _read_state(self.engine))
+                return Outcome("finished", self._read_state())
             except _DivergedError as error:
                 return Outcome("diverged", {}, str(error))
             except BlocksLost as lost:
@@ -96,6 +96,12 @@ class TrainingLoop:
         self.callback.on_evaluation(record)
         self.engine.export_metrics({**record, "rounds": self.experiment.rounds, "nodes": nodes})
         self.progress.evaluating += time.perf_counter() - start
+
+    def _read_state(self) -> State:
+        """Return the final rows of all nodes; of a star those of the server, the last row."""
+        rows = {name: self.engine.rows(name) for name in ("x", "y", "z")}
+        kept = slice(-1, None) if self.experiment.parts.algorithm.network == "star" else slice(None)
+        return {name: np.asarray(array[kept]) for name, array in rows.items() if array is not None}
 
     def _check_finite(self, round_: int, name: str | None) -> None:
         if name is not None:
@@ -143,8 +149,3 @@ class TrainingLoop:
         progress.recoveries[-1] = recovery
         self.folder.log_event("recovered", **recovery.to_dict())
         return done
-
-
-def _read_state(engine: Engine) -> State:
-    rows = {name: engine.rows(name) for name in ("x", "y", "z")}
-    return {name: np.asarray(array) for name, array in rows.items() if array is not None}

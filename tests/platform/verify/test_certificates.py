@@ -203,7 +203,7 @@ def lost_message(monkeypatch: pytest.MonkeyPatch) -> None:
         for mixed, message in zip(answer, under.channels.values(), strict=True):
             silenced = np.zeros_like(message.values)
             silenced[2] = message.values[2]
-            gone = self._apply_weights(silenced, ())
+            gone = self._plan(under.outgoing).apply_weights(silenced, ())
             gone[2] = 0
             lost.append(mixed - gone)
         return tuple(lost)
