@@ -88,7 +88,7 @@ class SeedGroup:
     def best_target_value(self) -> float | None:
         """Return the best value of the target's metric over all evaluations of all seeds."""
         target = self.setting.target
-        values = np.concatenate([run.columns[target.metric] for run in self.runs])
+        values = np.concatenate([run.find_column(target.metric) for run in self.runs])
         values = values[np.isfinite(values)]
         return float(values.max() if target.is_maximized else values.min()) if values.size else None
 
@@ -115,7 +115,7 @@ class GroupedRuns:
         return max(len(group.runs) for group in self.seed_groups)
 
     def has_column(self, column: str) -> bool:
-        return any(np.isfinite(run.columns[column]).any() for run in self.runs)
+        return any(np.isfinite(run.find_column(column)).any() for run in self.runs)
 
     def in_setting(self, setting: ComparisonSetting) -> list[SeedGroup]:
         return [group for group in self.seed_groups if group.setting == setting]

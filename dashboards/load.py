@@ -90,7 +90,7 @@ class RunData:
     status: str                      # finished | diverged | failed | stopped | running | interrupted
     error: str | None
     records: list[Record]
-    columns: dict[str, Series]       # NaN where there is no value
+    columns: dict[str, Series]       # NaN where there is no value; a task's own metrics where the run has them
     nodes: NodeHistory | None
     network: RecordedNetwork | None
     incidents: tuple[Incident, ...]
@@ -117,8 +117,12 @@ class RunData:
 
     def last_value(self, column: str) -> float | None:
         """Return the newest value of a column."""
-        values = self.columns[column]
+        values = self.find_column(column)
         return float(values[-1]) if values.size and math.isfinite(values[-1]) else None
+
+    def find_column(self, column: str) -> Series:
+        """Return a column; NaN everywhere if the run does not have it."""
+        return self.columns.get(column, np.full(len(self.records), np.nan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,9 @@ def load_run(folder: Path, group: GroupData | None = None, target: Target | None
 
 def _build_columns(path: Path, records: Sequence[Record]) -> dict[str, Series]:
     columns = {"round": np.array([record["round"] for record in records], dtype=np.float64)}
-    for column in _NUMERIC:
+    own = dict.fromkeys(key for record in records for key, value in record.items()
+                        if key not in columns and key not in _NUMERIC and isinstance(value, int | float))
+    for column in (*_NUMERIC, *own):
         columns[column] = _to_floats([record.get(column) for record in records], path, column)
     return columns
 

@@ -112,6 +112,7 @@ def load(folder: str | Path) -> Loaded:
         read_metrics,
         read_summary,
     )
+    from dbo.platform.runs.schema import section
     from dbo.platform.runs.seal import require_intact
 
     place = Path(folder)
@@ -127,16 +128,21 @@ def load(folder: str | Path) -> Loaded:
         records = read_metrics(RunFolder(member).metrics)
         history = build_history(records)
         facts = {
-            "run": member.name, "algorithm": experiment["algorithm"]["name"], "seed": experiment["seed"],
+            "run": member.name, "algorithm": section(experiment, "algorithm").get("name"),
+            "seed": experiment.get("seed"),
             **{axis: _value_at(experiment, axis) for axis in (group.axes if group else ())
                if axis not in ("algorithm.name", "seed")},
         }
         last = records[-1] if records else {}
         summaries.append({**facts, "status": ended.status if ended else "unfinished", **last, "folder": str(member)})
-        histories.append(history.assign(**facts)[[*facts, *history.columns]])
+        columns = {key: [value] * len(history) for key, value in facts.items()}      # a value may be a list
+        histories.append(pd.concat([pd.DataFrame(columns, index=history.index), history], axis=1))
     kind = group.kind if group else "run"
     tables = {"compare": place / "compare.csv", "sweep": place / "summary.csv"}
-    table = pd.read_csv(tables[kind]) if kind in tables and tables[kind].is_file() else None
+    try:
+        table = pd.read_csv(tables[kind]) if kind in tables and tables[kind].is_file() else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{tables[kind]}: cannot be read: {str(error).partition(chr(10))[0]}") from None
     return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table)
 
 

@@ -11,6 +11,14 @@ class FolderLockedError(InputError):
     """The folder is locked by another process."""
 
 
+class ShorterRunError(InputError):
+    """The folder holds the same experiment with fewer rounds, which --from can extend."""
+
+    def __init__(self, message: str, folder: str, rounds: int) -> None:
+        super().__init__(message)
+        self.folder, self.rounds = folder, rounds       # the folder of the shorter run; the rounds that are wanted
+
+
 class RunError(Exception):
     """The run failed: one line with the reason. Exit code 1."""
 

@@ -23,6 +23,8 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.validation import format_error, pick
 from dbo.platform.errors import InputError
 from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, Direction, Target, find_direction
+from dbo.platform.runs.targets import choose_target, list_own_metrics, read_directions
+from dbo.tasks.registry import TASKS
 
 SWEEP_FOLDERS = {"": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper")}
 MAX_CELLS = 10_000
@@ -67,9 +69,10 @@ class Sweep(_Strict):
     axes: dict[str, Any] = Field(min_length=1, description="dotted key of the experiment to its values")
     mode: Literal["grid", "one_at_a_time", "random", "tpe"] = Field("grid", description="how the axes are combined")
     trials: int | None = Field(None, ge=1, le=MAX_CELLS, description="number of cells of a search")
-    metric: str = Field("test_accuracy", description="the metric that ranks cells")
+    metric: str = Field("test_accuracy", description="the metric that ranks cells; left out: that of the target")
     goal: Direction | None = Field(None, description="null: max for accuracies, min for all else")
-    target: str = Field(str(DEFAULT_TARGET), description="metric=level; the tables show the cost of reaching it")
+    target: str = Field(
+        str(DEFAULT_TARGET), description="metric=level whose cost the tables show; left out: chosen from the task")
     stop: dict[str, Any] | None = Field(None, description="scheduler, metric, grace, factor")
 
     @property
@@ -79,11 +82,16 @@ class Sweep(_Strict):
     @property
     def direction(self) -> Direction:
         """Whether the metric is maximised or minimised."""
-        return self.goal or find_direction(self.metric)
+        return self.goal or list_own_metrics(self.task).get(self.metric) or find_direction(self.metric)
+
+    @property
+    def task(self) -> str:
+        """The task of the base experiment."""
+        return _find_task(self.experiment)
 
     @property
     def parsed_target(self) -> Target:
-        return Target.parse(self.target)
+        return Target.parse(self.target, list_own_metrics(self.task))
 
     @property
     def early_stopping(self) -> EarlyStopping | None:
@@ -112,10 +120,11 @@ class Sweep(_Strict):
 
     def check(self) -> Self:
         """Return the sweep, or raise `InputError`. Experiments are validated later, when cells are built."""
-        pick("metric", self.metric, METRICS)
+        known = dict.fromkeys((*METRICS, *read_directions(self.task), *list_own_metrics(self.task)))
+        pick("metric", self.metric, known)
         _ = self.parsed_target, self.parsed_axes
         if self.early_stopping is not None and self.early_stopping.metric is not None:
-            pick("stop.metric", self.early_stopping.metric, METRICS)
+            pick("stop.metric", self.early_stopping.metric, known)
         if self.is_search and self.trials is None:
             raise InputError(f"trials: a value is required with mode {self.mode}")
         if self.is_search and "seed" in self.axes:
@@ -177,7 +186,13 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
             base[path.removeprefix("experiment.")] = value
     data = overriding.apply(data, own)
     data["experiment"] = overriding.apply(data.get("experiment", {}), base)
-    sweep = _validate(Sweep, data).check()
+    Experiment(plugins=data["experiment"].get("plugins", ()))          # registers the plugins' tasks
+    if data.get("target") is None:
+        data["target"] = str(choose_target(None, _find_task(data["experiment"])))
+    sweep = _validate(Sweep, data)
+    if data.get("metric") is None:
+        sweep = sweep.model_copy(update={"metric": sweep.parsed_target.metric})
+    sweep = sweep.check()
     if sweep.mode != "one_at_a_time":
         for path in base:
             if path in sweep.axes:
@@ -185,10 +200,18 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
     return sweep
 
 
+def _find_task(experiment: Mapping[str, Any]) -> str:
+    """Return the name of a base experiment's task."""
+    section = overriding.expand_names(experiment).get("task", {})
+    given = section.get("name") if isinstance(section, Mapping) else section
+    return pick("task.name", given or Experiment.model_fields["task"].default["name"], TASKS)
+
+
 def _resolve_axis_paths(file: Path, key: str, values: Any) -> Any:
     """Make paths among the values of an axis, which are relative to the file, relative to the working directory."""
     first, _, last = str(key).partition(".")
-    if not isinstance(values, list) or first not in {"topology", "plugins", "data_dir"} or last not in {"", "file"}:
+    named = {"topology", "plugins", "data_dir", "start"}
+    if not isinstance(values, list) or first not in named or last not in {"", "file"}:
         return values
     if last:
         return [paths.resolve_from_file(file, {first: {last: value}})[first][last] for value in values]
@@ -209,4 +232,6 @@ def pack_sweep(sweep: Sweep, folder: Path) -> None:
             section["file"] = bundle.copy_file(section["file"], folder)
     if "topology.file" in data["axes"]:
         data["axes"]["topology.file"] = [bundle.copy_file(file, folder) for file in data["axes"]["topology.file"]]
+    if "start" in data["axes"]:
+        data["axes"]["start"] = [file and bundle.copy_file(file, folder, "start") for file in data["axes"]["start"]]
     (folder / "sweep.yaml").write_text(yaml_io.dump(data), encoding="utf-8")

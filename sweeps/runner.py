@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.engine import ray_session
+from dbo.platform.engine.factory import check_request
 from dbo.platform.errors import InputError
 from dbo.platform.runs.resume import check_environments
 from dbo.platform.runs.run_folder import GROUP_FILE, RunFolder, has_group, read_group, write_group
@@ -100,7 +101,8 @@ class SweepFolder:
 def build_grid(sweep: Sweep) -> Grid:
     """Build and validate every cell."""
     grid = Grid(sweep)
-    _ = grid.cells
+    for cell in grid.cells:
+        check_request(cell.experiment.parts.engine, cell.experiment.nodes)
     return grid
 
 

@@ -16,9 +16,9 @@ class SearchLog:
         self.path = path
         self.cells: list[SweepCell] = []
         self.configs: dict[str, dict[str, Any]] = {}         # what the searcher proposed, by the cell's name
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = path.read_bytes() if path.exists() else b""
         for number, line in enumerate(text.splitlines(keepends=True), 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 break              # the process died while it wrote this line; its cell has not started
             try:
                 entry = json.loads(line)

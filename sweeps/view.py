@@ -76,6 +76,19 @@ def print_result(console: Console, sweep: Sweep, result: SweepResult) -> None:
         console.print(f"{label}: failed: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
 
 
+def describe_result(sweep: Sweep, result: SweepResult) -> str:
+    """Return one line: how many cells have finished, and the best of them by the sweep's metric."""
+    finished = result.cells[result.cells["status"] == "finished"]
+    text = f"{sweep.name}: {len(finished)} of {len(result.cells)} cells finished"
+    metric = sweep.metric if sweep.metric in finished and finished[sweep.metric].notna().any() else "upper_loss"
+    if metric not in finished or not finished[metric].notna().any():
+        return text
+    is_maximized = metric == sweep.metric and sweep.direction == "max"
+    best = finished.sort_values(metric, ascending=not is_maximized).to_dict("records")[0]
+    where = ", ".join(f"{shorten_key(key, dict.fromkeys(sweep.axes))}={_format_value(best[key])}" for key in sweep.axes)
+    return f"{text}, best {metric} {best[metric]:.4g} at {where}"
+
+
 def _format_status(row: dict[Any, Any]) -> str:
     """Return `finished`, `2 finished, 1 diverged`, …"""
     counts = {status: row[status] for status in ("finished", "diverged", "stopped", "failed") if row[status]}

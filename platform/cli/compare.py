@@ -1,5 +1,6 @@
 """`dbo compare`: run several algorithms on one problem and show what each needs to reach a target."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dbo.platform.config.experiment import Experiment
+    from dbo.platform.runs.result import Result
 
 # Column heading: (column of the comparison table, number format).
 _COST = {"rounds": ("rounds_to_target", ".0f"), "MB": ("mb_to_target", ".2f"), "seconds": ("seconds_to_target", ".2f")}
@@ -70,12 +72,34 @@ def compare_algorithms(
             _show_problem(experiments[0])
         with nullcontext() if quiet else ProgressDisplay(console) as display:
             results = compare.compare(experiments, level, folder, display, typed_command(), allow_changed_code)
-        show_comparison(compare.comparison_table(results, level), str(level))
-        print_line(f"folder: {folder}")
+        table = compare.comparison_table(results, level)
+        if quiet:
+            print_line(f"{_describe_comparison(table, str(level))}; folder: {folder}")
+        else:
+            show_comparison(table, str(level))
+            print_line(f"folder: {folder}")
         write_outputs("compare", folder, quiet)
     unfinished = [result for result in results if result.status != "finished"]
     if unfinished:
-        raise RunError("; ".join(f"{result.experiment.algorithm['name']} {result.status}" for result in unfinished))
+        raise RunError("; ".join(_describe_end(result) for result in unfinished))
+
+
+def _describe_end(result: "Result") -> str:
+    """Return how a run ended, and of one that diverged the values that may be the reason."""
+    from dbo.platform.config.value_sources import explain_divergence
+
+    hint = f" ({explain_divergence(result.experiment)})" if result.status == "diverged" else ""
+    return f"{result.experiment.algorithm['name']} {result.status}{hint}"
+
+
+def _describe_comparison(rows: "pd.DataFrame", target: str) -> str:
+    """Return the cost of the target of every algorithm in one line."""
+    costs = [
+        f"{row['algorithm']} {row['rounds_to_target']:.0f} rounds, {row['mb_to_target']:.2f} MB" if is_reached
+        else f"{row['algorithm']} not reached"
+        for row, is_reached in zip(rows.to_dict("records"), rows["rounds_to_target"].notna(), strict=True)
+    ]
+    return f"{target}: {'; '.join(costs)}"
 
 
 def _show_problem(experiment: "Experiment") -> None:
@@ -92,6 +116,9 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
     """Print a row per algorithm: the cost of reaching the target, then the final values."""
     has_accuracy = rows["test_accuracy"].notna().any()
     final = _ACCURACIES if has_accuracy else {name: found for name, found in _DISTANCES.items() if found[0] in rows}
+    metric = re.split("[<>=]", target)[0]
+    if metric in rows and metric not in {column for column, _ in final.values()}:
+        final = {metric: (metric, ".4g"), **final}
     meaning = "accuracy of the mean model, mean over nodes, worst node" if has_accuracy else "values of the mean model"
     print_line(f"cost of reaching {target}, then final {meaning}")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)

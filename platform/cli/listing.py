@@ -1,7 +1,7 @@
 """`dbo list`: show every component that an experiment can name."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,20 +9,31 @@ from rich.markup import escape
 from rich.table import Table
 
 from dbo.platform.cli.console import console, split_arguments
+from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
     from dbo.algorithms.registry import Algorithm
     from dbo.platform.config.validation import Parameter
+    from dbo.platform.config.value_sources import TracedValue
+
+
+# Section of an experiment that names a component of each kind.
+_SECTIONS = {
+    "algorithms": "algorithm", "tasks": "task", "data sets": "task.dataset", "topologies": "topology",
+    "partitions": "partition", "compressors": "algorithm.compressor", "engines": "engine",
+}
+_WITH_SUMMARIES = ("algorithms", "tasks")       # in the overview; of the other kinds it has only names
 
 
 def list_components(
     arguments: Annotated[list[str] | None, typer.Argument(
-        metavar="KIND|NAME|plugins=[FILE.py]",
-        help="Kind (algorithms, tasks, ...) or name whose parameters are shown; plugins to include.")] = None,
+        metavar="KIND|NAME|key=value",
+        help="Kind (algorithms, tasks, ...) or name to show; settings, plugins=[FILE.py].")] = None,
 ) -> None:
     """List algorithms, tasks, data sets and other components.
 
-    With a kind or a name, also show parameters: default, range and meaning.
+    With a kind, show parameters with default, range and meaning. With a name, show the values that an experiment with
+    these settings has, and their source: default, preset, or you.
     """
     from dbo.platform.config import overrides
     from dbo.platform.config.experiment import Experiment
@@ -30,19 +41,19 @@ def list_components(
 
     name, given = split_arguments(arguments, "kind or name")
     settings = overrides.parse(given)
-    for key in settings:
-        pick("list", key, ["plugins"])
-    if settings:
-        Experiment(**settings)              # loads the plugins
+    if plugins := settings.get("plugins"):
+        Experiment(plugins=plugins)              # loads them
     components = read_components()
     if name is None:
+        for key in settings:
+            pick("list", key, ["plugins"])
         _show_overview(components)
         return
     pick("list", name, [*components, *(component.name for kind in components.values() for component in kind)])
     for kind, members in components.items():
         chosen = [component for component in members if name in (kind, component.name)]
         if chosen:
-            _show_parameters(kind, chosen, with_presets=name != kind and kind == "algorithms")
+            _show_parameters(kind, chosen, None if name == kind else settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,7 @@ class Component:
     summary: str
     parameters: "list[Parameter]"
     facts: str = ""             # of an algorithm: its family, citation and requirements
+    family: str = ""            # of an algorithm
 
     def format_summary(self) -> str:
         """Return the summary, and the facts in a line of their own."""
@@ -73,7 +85,8 @@ def read_components() -> dict[str, list[Component]]:
         "compressors": COMPRESSORS, "engines": ENGINES,
     }
     found = {"algorithms": [
-        Component(a.name, a.summary, list_parameters(a.config), _describe_algorithm(a)) for a in algorithms().values()
+        Component(a.name, a.summary, list_parameters(a.config), _describe_algorithm(a), a.family)
+        for a in algorithms().values()
     ]}
     for kind, classes in kinds.items():
         found[kind] = [Component(name, summarize(cls), list_parameters(cls)) for name, cls in classes.items()]
@@ -87,34 +100,78 @@ def _describe_algorithm(algorithm: "Algorithm") -> str:
 
 
 def _show_overview(components: dict[str, list[Component]]) -> None:
-    """Print a line per component."""
-    width = max(len(component.name) for members in components.values() for component in members)
+    """Print a line per algorithm and task, and the names of all other components: one screen."""
+    shown = [component for kind in _WITH_SUMMARIES for component in components[kind]]
+    widths = [max(len(text) for text in column) for column in zip(*((c.name, c.family) for c in shown), strict=True)]
     for kind, members in components.items():
-        console.print(f"[bold]{kind}[/bold]")
-        rows = [(f"  [bold cyan]{component.name}[/bold cyan]", component.format_summary()) for component in members]
-        _show_rows(rows, first_width=width + 2)
-        console.print()
-    console.print("`dbo list NAME` shows the parameters of one of them.", highlight=False)
+        if kind in _WITH_SUMMARIES:
+            console.print(f"[bold]{kind}[/bold]")
+            for component in members:
+                name, family = component.name.ljust(widths[0]), component.family.ljust(widths[1])
+                family = f"[dim]{escape(family)}[/dim]  " if kind == "algorithms" else ""
+                line = f"  [bold cyan]{name}[/bold cyan]  {family}{escape(component.summary)}"
+                console.print(line, highlight=False, no_wrap=True, overflow="ellipsis")
+        else:
+            _show_rows([(f"[bold]{kind}[/bold]", ", ".join(component.name for component in members))], widths[0] + 2)
+    console.print("`dbo list NAME` shows one of them with its values, `dbo list KIND` all of a kind.", highlight=False)
 
 
-def _show_parameters(kind: str, members: list[Component], with_presets: bool) -> None:
-    """Print components with their parameters: name, default, range and meaning."""
+def _show_parameters(kind: str, members: list[Component], settings: dict[str, Any] | None) -> None:
+    """Print components with the defaults of their parameters; with settings, the values of that experiment instead."""
     from dbo.platform.config import presets
 
+    resolved = [{} if settings is None else _trace_component(kind, component, settings) for component in members]
     console.print(f"[bold]{kind}[/bold]")
-    for component in members:
+    for component, values in zip(members, resolved, strict=True):
         _show_rows([(f"  [bold cyan]{component.name}[/bold cyan]", component.format_summary())])
         _show_rows([
-            (f"    {parameter.name}", f"[green]{escape(_format(parameter.default))}[/green]",
+            (f"    {parameter.name}", *_format_value(parameter, values.get(parameter.name)),
              f"[dim]{escape(parameter.allowed)}[/dim]", escape(parameter.meaning))
             for parameter in component.parameters
         ])
-        if with_presets and (tuned := presets.list_presets(component.name)):
+        if settings is not None and kind == "algorithms" and (tuned := presets.list_presets(component.name)):
             console.print("  [bold]presets[/bold]  replace these defaults where an experiment does not set a value")
             _show_rows([
                 (f"    {where}", ", ".join(f"{name} {_format(value)}" for name, value in values.items()))
                 for where, values in tuned.items()
             ])
+
+
+def _trace_component(kind: str, component: Component, settings: dict[str, Any]) -> "dict[str, TracedValue]":
+    """Return the parameters of a component with their values and sources in the experiment of these settings.
+
+    A component that cannot be used without further settings, such as a file, has its defaults only.
+    """
+    from dbo.platform.config import overrides
+    from dbo.platform.config.experiment import Experiment
+    from dbo.platform.config.value_sources import trace_values
+
+    section = _SECTIONS[kind]
+    try:
+        experiment = Experiment(**overrides.apply({}, {**settings, section: component.name}))
+    except InputError:
+        if set(settings) - {"plugins"}:
+            raise
+        return {}
+    prefix = f"{section.removesuffix('.dataset')}."
+    found = {key.removeprefix(prefix): traced for key, traced in trace_values(experiment).items()
+             if key.startswith(prefix)}
+    if "compressor.name" in found:
+        inner = [f"{key.partition('.')[2]}={_format(traced.value)}" for key, traced in found.items()
+                 if key.startswith("compressor.") and key != "compressor.name"]
+        name = found["compressor.name"]
+        found["compressor"] = replace(name, value=f"{name.value}({', '.join(inner)})")
+    return found
+
+
+def _format_value(parameter: "Parameter", traced: "TracedValue | None") -> tuple[str, ...]:
+    """Return the cells of a value and of its source; of a default alone, one cell."""
+    default = _format(parameter.default)
+    if traced is None:
+        return (f"[green]{escape(default)}[/green]",)
+    style = {"you": "bold yellow", "preset": "cyan", "default": "dim"}[traced.source]
+    instead = f"\n[dim]not {escape(default)}[/dim]" if traced.source == "preset" else ""
+    return f"[green]{escape(_format(traced.value))}[/green]", f"[{style}]{traced.source}[/{style}]{instead}"
 
 
 def _show_rows(rows: Sequence[Sequence[str]], first_width: int = 0) -> None:
@@ -138,5 +195,7 @@ def _format(value: Any) -> str:
         return "null"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_format, value))}]"
     name = COMPRESSORS.find_name(type(value))
     return str(value).replace(type(value).__name__, name) if name else str(value)

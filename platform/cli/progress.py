@@ -72,8 +72,8 @@ class _FittingProgress(Progress):
 class ProgressDisplay:
     """Callback that shows a bar per run: rounds, accuracy and consensus error as curves, MB sent, time left."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, shows_end: bool = True) -> None:
+        self.console, self._shows_end = console, shows_end
         self._live = console.is_terminal
         name, count = TextColumn("{task.description}", style="bold", markup=False), MofNCompleteColumn()
         bar, unit = BarColumn(bar_width=16), TextColumn("rounds", style="dim")
@@ -126,9 +126,10 @@ class ProgressDisplay:
         self.console.print(redact(escape_control(text)), style="yellow", highlight=False, markup=False)
 
     def on_end(self, result: Result) -> None:
-        if result.status != "finished":
+        """Show why one of several runs diverged. A run that failed raises an error, which the command prints."""
+        if result.status == "diverged" and self._shows_end:
             reason = escape_control(str(result.summary.get("error", "")))
-            self.console.print(f"{self._label}: {result.status} ({reason})", style="red", highlight=False, markup=False)
+            self.console.print(f"{self._label}: diverged ({reason})", style="red", highlight=False, markup=False)
 
 
 class Curve:
@@ -179,3 +180,12 @@ def format_score(record: Record, *, short: bool = False) -> str:
     if short:
         return f"accuracy {record['test_accuracy']:.3f}"
     return f"accuracy {record['test_accuracy']:.3f} (nodes {record['node_accuracy_mean']:.3f})"
+
+
+def describe_end(result: Result) -> str:
+    """Return one line about a run that has ended: rounds, score, traffic and time."""
+    name, last = result.experiment.algorithm["name"], result.summary.get("final", {})
+    if not last:
+        return f"{name} {result.status}"
+    return (f"{name} {result.status} after {last['round']} rounds: {format_score(last)}, {last['comm_mb']:.1f} MB, "
+            f"{last['seconds']:.1f} s")

@@ -1,5 +1,7 @@
 """`dbo run`: run one experiment."""
 
+import shlex
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,10 +20,10 @@ from dbo.platform.cli.console import (
     warn,
 )
 from dbo.platform.cli.report import write_outputs
-from dbo.platform.errors import FolderLockedError, RunError
+from dbo.platform.config.redact import redact
+from dbo.platform.errors import FolderLockedError, InputError, RunError, ShorterRunError
 
 if TYPE_CHECKING:
-    from dbo.platform.config.experiment import Experiment
     from dbo.platform.runs.runner import Result
 
 
@@ -45,17 +47,21 @@ def run_experiment(
     validate_out(out)
     experiment = Experiment.read(file, overrides)       # before the slow imports: wrong input is refused quickly
 
-    from dbo.platform.cli.progress import ProgressDisplay
+    from dbo.platform.cli.progress import ProgressDisplay, describe_end
+    from dbo.platform.config.value_sources import explain_divergence
     from dbo.platform.runs import runner
     from dbo.platform.tracking.process import follow_in_background
 
     tracking, folder = experiment.tracking, runner.local_folder(experiment, out)
     with follow_in_background(folder, tracking.uri, tracking.experiment, warn):
-        with nullcontext() if quiet else ProgressDisplay(console) as display:
-            result = runner.run(
-                experiment, out, resume=resume, start_from=start_from, allow_changed_code=allow_changed_code,
-                callback=display,
-            )
+        try:
+            with nullcontext() if quiet else ProgressDisplay(console, shows_end=False) as display:
+                result = runner.run(
+                    experiment, out, resume=resume, start_from=start_from, allow_changed_code=allow_changed_code,
+                    callback=display,
+                )
+        except ShorterRunError as error:
+            raise InputError(f"{error}: {_suggest_extension(error)}") from None
         if not quiet:
             _show_result(result)
         try:
@@ -65,8 +71,21 @@ def run_experiment(
         except (FolderLockedError, RunError) as error:              # the run itself is complete
             warn(f"the report was not copied to {out}: {error}")
     if result.status != "finished":
-        hint = _describe_preset(experiment) if result.status == "diverged" else ""
-        raise RunError(f"{result.status}: {result.summary.get('error', '')}{hint}")
+        hint = f"; {explain_divergence(experiment)}" if result.status == "diverged" else ""
+        raise RunError(f"{result.status}: {result.summary.get('error', '')}{hint}; folder: {result.folder}")
+    if quiet:
+        print_line(f"{describe_end(result)}; folder: {result.folder}")
+
+
+def _suggest_extension(error: ShorterRunError) -> str:
+    """Return the typed command, changed so that it extends the shorter run in its folder."""
+    arguments, kept = iter(sys.argv[1:]), []
+    for argument in arguments:
+        if argument in ("--out", "--from"):
+            next(arguments, None)
+        elif not argument.startswith(("--out=", "--from=")) and argument != "--resume":
+            kept.append(redact(argument))
+    return shlex.join(["dbo", *kept, "--from", error.folder, "--out", f"{error.folder}-{error.rounds}-rounds"])
 
 
 def _has_report(folder: Path) -> bool:
@@ -75,17 +94,6 @@ def _has_report(folder: Path) -> bool:
 
     report, summary = folder / "report.html", RunFolder(folder).summary
     return report.exists() and summary.exists() and report.stat().st_mtime >= summary.stat().st_mtime
-
-
-def _describe_preset(experiment: "Experiment") -> str:
-    """Name the values of a diverged run that came from a preset: it was tuned with the defaults of everything else."""
-    from dbo.platform.config import presets
-
-    section = experiment.algorithm
-    given = {"name": section["name"], **experiment.given.get("algorithm", {})}
-    tuned = presets.find_values(experiment.presets, given, experiment.task)
-    used = [f"{key} = {value:g}" for key, value in tuned.items() if section.get(key) == value]
-    return f"; preset values tuned for the default settings: {', '.join(used)}; try smaller ones" if used else ""
 
 
 def _show_result(result: "Result") -> None:

@@ -65,8 +65,11 @@ def run_sweep(
     tracking = grid.base.tracking
     with folder, follow_in_background(folder.path, tracking.uri, tracking.experiment, warn):
         result = runner.run_sweep(folder, progress, None if quiet else console)
-        view.print_result(console, grid.sweep, result)
-        print_line(f"folder: {result.out}")
+        if quiet:
+            print_line(f"{view.describe_result(grid.sweep, result)}; folder: {result.out}")
+        else:
+            view.print_result(console, grid.sweep, result)
+            print_line(f"folder: {result.out}")
         write_outputs("sweep", result.out, quiet)
     if result.failed:
         label, error = result.failed[0]

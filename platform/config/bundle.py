@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from dbo.platform.config.models import parse_start
 from dbo.platform.config.paths import expand_user, is_file_key
 from dbo.platform.config.presets import read_file
 from dbo.platform.config.validation import build
@@ -20,11 +21,12 @@ from dbo.tasks.registry import DATASETS
 
 _EDGE_LIST = "topology.file"
 _PRESETS = "presets"
-_LARGEST = 100_000_000      # bytes of one data file: Ray uploads a job's folder with every submission
+_START = "start"
+_LARGEST = 100_000_000      # bytes of one file: Ray uploads a job's folder with every submission
 
 
 def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Copy plugins, presets, edge list and data files into `folder`; return the experiment with the copies' names."""
+    """Copy plugins, presets, start, edge list and data files into `folder`; return the experiment with their names."""
     result = dict(data)
     if "plugins" in data:
         result["plugins"] = [
@@ -34,8 +36,9 @@ def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, An
     topology = data.get("topology")
     if isinstance(topology, Mapping) and "file" in topology:
         result["topology"] = {**topology, "file": copy_file(topology["file"], folder)}
-    if data.get("presets") is not None:
-        result["presets"] = copy_file(data["presets"], folder, _PRESETS)
+    for key in (_PRESETS, _START):
+        if data.get(key) is not None:
+            result[key] = copy_file(data[key], folder, key)
     if isinstance(task := data.get("task"), Mapping):
         result["task"] = _copy_data_files(task, folder)
     return result
@@ -54,7 +57,7 @@ def _copy_data_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     files = {key: value for key, value in given.items() if is_file_key(key) and value and key in known}
     if kind is None or not files:
         return dict(task)
-    names = {key: _copy_data_file(file, folder, f"task.{key}") for key, file in files.items()}
+    names = {key: _copy(file, folder, f"task.{key}") for key, file in files.items()}
     copies = {key: str(folder / copied) for key, copied in names.items()}
     try:      # the copies, not the files themselves, which may change in between
         build("task", kind, {**given, **copies}).load(0, None)
@@ -69,37 +72,37 @@ def _copy_data_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {**task, **names}
 
 
-def _copy_data_file(file: str, folder: Path, key: str) -> str:
-    source = expand_user(file)
+def copy_file(file: str, folder: Path, key: str = _EDGE_LIST) -> str:
+    """Copy the file that `key` names into `folder` and return its name there, if the content is what the key asks for.
+
+    The copy is checked, not the file itself, which may change in between.
+    """
+    copy, where = folder / _copy(file, folder, key), f"{key}: {file}"
+    try:
+        if key == _EDGE_LIST:
+            _check_edge_list(copy.read_bytes(), where)
+        elif key == _PRESETS:
+            _check_presets(copy, where)
+        elif key == _START:
+            _check_start(copy.read_bytes(), where)
+        else:
+            _check_python(copy.read_bytes(), where)
+    except InputError:
+        copy.unlink()
+        raise
+    return copy.name
+
+
+def _copy(file: str, folder: Path, key: str) -> str:
+    source, where = expand_user(file), f"{key}: {file}"
     if (folder / source.name).exists():
-        raise InputError(f"{key}: {file}: two files of an experiment are called {source.name}")
+        raise InputError(f"{where}: two files of an experiment are called {source.name}")
     try:
         if (size := source.stat().st_size) > _LARGEST:
-            raise InputError(
-                f"{key}: {file} has {size / 1e6:.0f} MB; a job's files may have {_LARGEST / 1e6:.0f} MB each"
-            )
+            raise InputError(f"{where} has {size / 1e6:.0f} MB; a job's files may have {_LARGEST / 1e6:.0f} MB each")
         shutil.copyfile(source, folder / source.name)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{key}: {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return source.name
-
-
-def copy_file(file: str, folder: Path, key: str = _EDGE_LIST) -> str:
-    """Copy the file that `key` names into `folder` and return its name there: an edge list, presets, or a plugin."""
-    source = expand_user(file)
-    if (folder / source.name).exists():
-        raise InputError(f"{key}: {file}: two files of an experiment are called {source.name}")
-    try:
-        content = source.read_bytes()
     except (OSError, ValueError) as error:      # ValueError: a file name with a null character
-        raise InputError(f"{key}: {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if key == _EDGE_LIST:
-        _check_edge_list(content, f"{key}: {file}")
-    elif key == _PRESETS:
-        _check_presets(source, f"{key}: {file}")
-    else:
-        _check_python(content, f"{key}: {file}")
-    (folder / source.name).write_bytes(content)      # what was checked, even if the file has changed since
+        raise InputError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return source.name
 
 
@@ -119,6 +122,13 @@ def _check_presets(file: Path, where: str) -> None:
         read_file(file)
     except InputError:
         raise InputError(f"{where} is not a preset file; dbo tune writes such files") from None
+
+
+def _check_start(content: bytes, where: str) -> None:
+    try:
+        parse_start(content, where)
+    except InputError:          # whose text may quote the header
+        raise InputError(f"{where} is not a model; must be a safetensors file with the arrays x and y") from None
 
 
 def _check_python(content: bytes, where: str) -> None:

@@ -12,11 +12,16 @@ from dbo.platform.errors import InputError
 
 def load_start(file: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return x and y of a file as (dim,) rows; of the rows of several nodes, their mean."""
+    return parse_start(_read(file), file)
+
+
+def parse_start(content: bytes, file: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return what `load_start` returns, from the content of a file."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        arrays = load(_read(file))
+        arrays = load(content)
     except (SafetensorError, ValueError) as error:
         raise InputError(f"start: {file} is not a safetensors file: {str(error).partition(chr(10))[0]}") from None
     if missing := {"x", "y"} - arrays.keys():

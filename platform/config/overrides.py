@@ -55,6 +55,17 @@ def expand_names(data: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def flatten(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the values of an experiment under dotted keys; lists and schedules stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value and "schedule" not in value:
+            flat |= flatten(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat
+
+
 def _section(data: dict[str, Any], path: str) -> dict[str, Any]:
     section = data
     for part in path.split(".")[:-1]:

@@ -4,6 +4,7 @@ Temporary files have random names and are created exclusively: a symbolic link i
 Errors of the system name the file, and what was being written.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -87,7 +88,7 @@ def truncate(path: Path, size: int) -> None:
 def read_chunks(path: Path, size: int) -> Iterator[bytes]:
     """Yield the first `size` bytes of a file in chunks; fewer if the file is shorter or missing."""
     try:
-        file = open(path, "rb")    # noqa: SIM115
+        file = open(path, "rb", opener=open_regular)    # noqa: SIM115
     except FileNotFoundError:
         return
     with file:
@@ -99,6 +100,26 @@ def read_chunks(path: Path, size: int) -> Iterator[bytes]:
 def open_without_links(path: str, flags: int) -> int:
     """Open a file for `open(opener=…)`; a symbolic link in its place is an OSError."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a file for `open(opener=…)`; a device or a pipe, which may never end, is an OSError."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(number, os.strerror(number) if number == errno.EISDIR else "not a regular file", path)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Return the content of a small file; more than `limit` bytes are an OSError, before they are in memory."""
+    with open(path, "rb", opener=open_regular) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"more than {limit:,} bytes", str(path))
+    return data
 
 
 def temporary_path(path: Path) -> Path:

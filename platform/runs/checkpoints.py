@@ -23,10 +23,18 @@ from safetensors.numpy import load
 
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.errors import InputError
-from dbo.platform.runs.atomic_io import describe_errors, sync_folder, temporary_path, write_durably
+from dbo.platform.runs.atomic_io import (
+    describe_errors,
+    open_regular,
+    read_bounded,
+    sync_folder,
+    temporary_path,
+    write_durably,
+)
 from dbo.platform.runs.safetensors_io import serialize
 
 _FORMAT = 2
+_MAX_MANIFEST = 64 << 20     # bytes
 _KEPT = 2       # the newest and the one before: if the newest is damaged, little is replayed
 _NAME = re.compile(r"round-[0-9]+")
 _LEFTOVER = re.compile(r"\.round-[0-9]+(\.[0-9a-f]{16})?\.new")       # without the token: of older versions
@@ -117,7 +125,7 @@ class Checkpoints:
 
     def _load(self, place: Path, with_blocks: bool) -> Checkpoint:
         try:
-            manifest = dict(json.loads((place / "manifest.json").read_bytes()))
+            manifest = dict(json.loads(read_bounded(place / "manifest.json", _MAX_MANIFEST)))
             found, digest = manifest["format"], manifest.pop("sha256", None)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"unreadable manifest ({type(error).__name__})") from None
@@ -156,7 +164,8 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 def _load_part(path: Path, digest: str) -> Flat:
     try:
-        data = path.read_bytes()
+        with open(path, "rb", opener=open_regular) as file:
+            data = file.read()
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from None
     if hashlib.sha256(data).hexdigest() != digest:

@@ -30,7 +30,8 @@ from dbo.platform.runs.run_folder import (
     write_group,
 )
 from dbo.platform.runs.runner import run
-from dbo.platform.runs.schema import CLOSED_FORM_TARGET, CLOSED_FORMS, DEFAULT_TARGET, Group, Target
+from dbo.platform.runs.schema import CLOSED_FORM_TARGET, CLOSED_FORMS, Group, Target
+from dbo.platform.runs.targets import check_measured, choose_target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,19 +92,11 @@ def _check_parameters(overrides: Mapping[str, Any], names: Sequence[str]) -> Non
 
 
 def _choose_target(requested: Any, experiments: Sequence[Experiment]) -> Target:
-    """Return the requested or the default target if it can be measured.
-
-    Accuracies need data, errors need a closed form, and the penalty error needs a λ.
-    """
-    has_data = experiments[0].parts.data is not None
-    default = DEFAULT_TARGET if has_data else CLOSED_FORM_TARGET
-    target = Target.parse(str(default if requested is None else requested))
-    who = experiments[0].task["name"]
-    is_unknown = target.metric in CLOSED_FORMS if has_data else target.is_maximized
+    """Return the requested target or the default one of the task; the penalty error needs a λ."""
+    target = choose_target(None if requested is None else str(requested), experiments[0].task["name"])
     if target.metric == "penalty_error" and not any(e.parts.algorithm.penalty for e in experiments):
-        who, is_unknown = ", ".join(experiment.algorithm["name"] for experiment in experiments), True
-    if is_unknown:
-        raise InputError(f"--target: {target} is not allowed; {who} has no {target.metric}; try {default}")
+        names = ", ".join(experiment.algorithm["name"] for experiment in experiments)
+        raise InputError(f"--target: {target} is not allowed; {names} have no λ; try {CLOSED_FORM_TARGET}")
     return target
 
 
@@ -156,6 +149,7 @@ def compare(
     # A method with a server has a star of its own: the graph is that of the others.
     on_graph = [experiment for experiment in experiments if experiment.parts.algorithm.network != "star"]
     prepared = prepare((on_graph or experiments)[0])
+    check_measured(target, prepared.problem, experiments[0].task["name"])
     results: list[Result] = []
     since = time.time()
     try:
@@ -224,6 +218,6 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
             "seconds_to_target": cost.get("seconds"),
             **{key: final.get(key) for key in (
                 "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "upper_loss", "comm_mb", "seconds")},
-            **{key: final[key] for key in CLOSED_FORMS if key in final},
+            **{key: final[key] for key in (*CLOSED_FORMS, target.metric) if key in final},
         })
     return pd.DataFrame(rows)

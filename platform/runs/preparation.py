@@ -7,6 +7,7 @@ from dbo.algorithms.api import Algorithm
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.models import load_start
 from dbo.platform.config.plugins import locate_error
+from dbo.platform.engine.factory import check_request
 from dbo.platform.engine.shard_wrappers import start_at
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import Network, build_network, server_network, validate_graph
@@ -35,6 +36,7 @@ class Prepared:
 def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
     """Load and partition the data and draw the graph; wrong combinations are input errors."""
     parts = experiment.parts
+    check_request(parts.engine, experiment.nodes)
     try:
         graph = parts.topology.graph(experiment.nodes, experiment.seed)
         validate_graph(graph)              # before the data, which may take long

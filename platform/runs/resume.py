@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.overrides import flatten
 from dbo.platform.config.redact import redact_all
-from dbo.platform.errors import InputError, RunError
+from dbo.platform.errors import InputError, RunError, ShorterRunError
 from dbo.platform.network.topology import Network
 from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
 from dbo.platform.runs.provenance import collect_environment, describe_differences
@@ -27,6 +28,8 @@ from dbo.platform.runs.run_folder import (
     read_experiment,
     read_network,
 )
+
+_MAX_SHOWN = 4          # differences between two experiments in one line
 
 
 def read_status(folder: RunFolder) -> str:
@@ -50,18 +53,39 @@ def check_folder(
             has_other_code = _find_text_rounds(folder, experiment) is not None
             what = "this experiment, run with other code" if has_other_code else "the run of another experiment"
             advice = ", or resume it with --allow-changed-code" if has_other_code and resume and can_extend else ""
-            raise InputError(f"--out: {folder} holds {what}; choose another folder{advice}")
+            difference = "" if has_other_code else _describe_difference(folder, experiment)
+            raise InputError(f"--out: {folder} holds {what}{difference}; choose another folder{advice}")
         if rounds != experiment.rounds:
-            advice = f", with --from {folder} to extend it" if can_extend and rounds < experiment.rounds else ""
-            raise InputError(
-                f"rounds: {folder} holds {rounds} rounds of this experiment, not {experiment.rounds}; "
-                f"choose another folder{advice}"
-            )
+            text = (f"rounds: {folder} holds {rounds} rounds of this experiment, not {experiment.rounds}; "
+                    f"choose another folder")
+            if can_extend and rounds < experiment.rounds:
+                raise ShorterRunError(
+                    f"{text}, with --from {folder} to extend it", str(folder.path), experiment.rounds)
+            raise InputError(text)
     _refuse_mixed_code("--out", folder, resume and not allow_changed_code)
     status = read_status(folder)
     if not resume and status in ("unfinished", "failed"):
         kind = "an unfinished" if status == "unfinished" else "a failed"
         raise InputError(f"--out: {folder} holds {kind} run of this experiment; --resume continues it")
+
+
+def _describe_difference(folder: RunFolder, experiment: Experiment, without: tuple[str, ...] = ()) -> str:
+    """Return in which values a recorded experiment differs from this one, some keys apart; "": it cannot be read."""
+    try:
+        there = flatten(read_experiment(folder.path))
+    except InputError:
+        return ""
+    here = flatten(redact_all(experiment.to_record()))
+    ignored = {f"engine.{key}" for key in experiment.parts.engine.runtime_only} | {"data_dir", "presets", *without}
+    keys = [key for key in dict.fromkeys([*here, *there])
+            if key not in ignored and not key.startswith("tracking.") and there.get(key) != here.get(key)]
+    renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))      # another component
+    keys = [key for key in keys if key.endswith(".name") or not key.startswith(renamed)]
+    pairs = [(key, there.get(key, "missing"), here.get(key, "missing")) for key in keys[:_MAX_SHOWN]]
+    shown = [f"{key} is {recorded} there, {requested} here" for key, recorded, requested in pairs]
+    if len(keys) > len(shown):
+        shown.append(f"{len(keys) - len(shown)} more differ")
+    return f" ({'; '.join(shown)})" if shown else ""
 
 
 def _refuse_mixed_code(option: str, folder: RunFolder, is_strict: bool) -> None:
@@ -98,7 +122,9 @@ def find_source_run(place: str | Path, experiment: Experiment, allow_changed_cod
     rounds = find_rounds(folder, experiment, allow_changed_code)
     if rounds is None:
         code = ", run with other code" if _find_text_rounds(folder, experiment) is not None else ""
-        raise InputError(f"--from: {place} holds the run of another experiment{code}; only rounds may differ")
+        difference = "" if code else _describe_difference(folder, experiment, without=("rounds",))
+        raise InputError(
+            f"--from: {place} holds the run of another experiment{code}{difference}; only rounds may differ")
     _refuse_mixed_code("--from", folder, not allow_changed_code)
     if rounds >= experiment.rounds:
         raise InputError(f"rounds: {experiment.rounds} is not allowed; must be more than the {rounds} of {place}")

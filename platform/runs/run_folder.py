@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +36,9 @@ from dbo.platform.runs import schema
 from dbo.platform.runs.atomic_io import (
     describe_errors,
     drop_partial_line,
+    open_regular,
     open_without_links,
+    read_bounded,
     read_chunks,
     remove_leftovers,
     truncate,
@@ -52,6 +55,7 @@ T = TypeVar("T")
 
 GROUP_FILE = "group.json"
 _LOCK = ".lock"
+_MAX_FILE = 64 << 20       # bytes of a JSON file, and of one line: a foreign folder must not fill the memory
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 10, 0.02       # seconds between two attempts to take the lock
 
 
@@ -117,6 +121,8 @@ class RunFolder:
         try:
             self._created = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
+            if self.checkpoints.is_symlink():        # clearing the folder would remove checkpoints of another run
+                raise OSError(errno.ELOOP, f"{self.checkpoints.name} is a symbolic link; remove it")
             while self._lock is None:
                 self._lock = _open_locked(self.path / _LOCK)
             remove_leftovers(self.path, *(file.name for file in self._list_files()))     # no other process writes them
@@ -392,8 +398,11 @@ def _iterate_lines(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
 
 def _iterate_text(path: Path) -> Iterator[str]:
     try:
-        with open(path, encoding="utf-8") as file:
-            yield from file
+        with open(path, encoding="utf-8", opener=open_regular) as file:
+            for number, line in enumerate(iter(partial(file.readline, _MAX_FILE), ""), 1):
+                if len(line) >= _MAX_FILE:
+                    raise InputError(f"{path}: line {number} is damaged: longer than {_MAX_FILE >> 20} MB")
+                yield line
     except FileNotFoundError:
         return
     except (OSError, UnicodeDecodeError) as error:
@@ -410,7 +419,7 @@ def read_experiment(folder: Path) -> dict[str, Any]:
     """Read experiment.yaml as plain data; an InputError names what is wrong with it."""
     path = RunFolder(folder).experiment
     try:
-        return schema.parse_experiment(path.read_text(encoding="utf-8"), str(path))
+        return schema.parse_experiment(read_bounded(path, _MAX_FILE).decode("utf-8"), str(path))
     except FileNotFoundError:
         raise InputError(f"{folder}: not the folder of a run (no experiment.yaml)") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -492,7 +501,7 @@ def write_group(folder: Path, group: Group) -> None:
 
 def _read_file(path: Path, parse: Callable[[bytes], T]) -> T | None:
     try:
-        return parse(path.read_bytes())
+        return parse(read_bounded(path, _MAX_FILE))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -533,6 +542,6 @@ def read_end(folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     if summary is None:
         raise InputError(f"{folder}: not the folder of a finished run (no summary.json)")
     try:
-        return summary, load_file(files.state) if files.state.exists() else {}
+        return summary, load_file(files.state) if files.state.is_file() else {}      # no pipe
     except (OSError, SafetensorError) as error:
         raise InputError(f"{files.state}: cannot be read: {error}") from None

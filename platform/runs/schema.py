@@ -16,6 +16,7 @@ readable. Importing this module loads neither pandas nor an engine.
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -79,6 +80,9 @@ CLOCKS = ("seconds", "timestamp")       # all other columns are the same in ever
 _COSTS_OF_TARGET = ("round", "bytes_links", "bytes_broadcast", "comm_mb", "paper_megabytes", "seconds")
 
 
+_TARGET = re.compile(r"(?P<metric>[A-Za-z_]\w*)(?P<sign><=|>=|=)(?P<level>.+)")
+
+
 def find_direction(metric: str) -> Direction:
     """Return whether a metric is maximized or minimized; one that nobody declared is minimized."""
     return METRICS[metric].direction if metric in METRICS else "min"
@@ -93,14 +97,25 @@ class Target:
     declared: Direction | None = None       # of a task's own metric, which METRICS does not have
 
     @classmethod
-    def parse(cls, text: str) -> "Target":
-        """Parse metric=level; an InputError lists the metrics."""
-        metric, sign, level = text.partition("=")
-        allowed = [name for name, known in METRICS.items() if not known.is_cost]
+    def parse(cls, text: str, own: Mapping[str, Direction] | None = None) -> "Target":
+        """Parse metric=level; `own` are a task's own metrics. With <= or >= the text itself gives the direction.
+
+        An InputError lists the metrics.
+        """
+        allowed = [*(name for name, known in METRICS.items() if not known.is_cost), *(own or ())]
+        found = _TARGET.fullmatch(text)
         try:
-            if not sign or metric not in allowed or not math.isfinite(float(level)):
+            if found is None or not math.isfinite(level := float(found["level"])):
                 raise ValueError
-            return cls(metric, float(level))
+            metric, directions = found["metric"], {"<=": "min", ">=": "max", "=": (own or {}).get(found["metric"])}
+            if metric in METRICS:
+                known: Direction = METRICS[metric].direction
+                if metric not in allowed or found["sign"] not in ("=", ">=" if known == "max" else "<="):
+                    raise ValueError
+                return cls(metric, level)
+            if (declared := directions[found["sign"]]) is None:
+                raise ValueError
+            return cls(metric, level, "max" if declared == "max" else "min")
         except ValueError:
             raise InputError(f"--target: {text!r} is not metric=level; metrics: {', '.join(allowed)}") from None
 
@@ -128,7 +143,9 @@ class Target:
         return None if record is None else {key: record[key] for key in _COSTS_OF_TARGET}
 
     def __str__(self) -> str:
-        return f"{self.metric}={self.level:g}"
+        """The text that `parse` reads, also where the task that declares the metric is not known."""
+        sign = "=" if self.metric in METRICS else ">=" if self.is_maximized else "<="
+        return f"{self.metric}{sign}{self.level:g}"
 
 
 DEFAULT_TARGET = Target("node_accuracy_mean", 0.9)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dbo.platform.errors import InputError
+from dbo.platform.runs.atomic_io import open_regular
 from dbo.platform.runs.run_folder import (
     GROUP_FILE,
     RunFolder,
@@ -64,7 +65,7 @@ class Points:
     def read(self) -> bool:
         """Read what is new; return whether lines were taken back, so that points already sent must be queried again."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self._path, "rb", opener=open_regular) as file:
                 file.seek(self._offset - len(self._last))
                 raw = file.read()
                 # A line that is written again has another timestamp: the last line shows whether the rest is valid.
@@ -217,7 +218,10 @@ def _describe_data(folder: Path, digest: str) -> dict[str, Any]:
 
 
 def list_artifacts(folder: Path, is_group: bool) -> dict[str, tuple[Path, str]]:
-    """Return the files for MLflow: the name there, the path here and a digest of what decides the content."""
+    """Return the files for MLflow: the name there, the path here and a digest of what decides the content.
+
+    A symbolic link is left out: in a foreign folder it may lead to any file of yours, and MLflow shows it to others.
+    """
     if is_group:
         kinds = ("*.csv", "*.parquet", "*.yaml", "*.html", GROUP_FILE, "topology.png", "figures/*.png", "figures/*.pdf")
         chosen = {path.relative_to(folder).as_posix(): path for kind in kinds
@@ -227,7 +231,10 @@ def list_artifacts(folder: Path, is_group: bool) -> dict[str, tuple[Path, str]]:
         paths = (files.experiment, files.summary, files.network, files.state)
         chosen = {path.name: path for path in (*paths, folder / "topology.png", folder / "report.html")}
         chosen["nodes.parquet"] = files.nodes
-    return {name: (path, _digest(path)) for name, path in sorted(chosen.items()) if path.is_file()}
+    return {
+        name: (path, _digest(path)) for name, path in sorted(chosen.items())
+        if path.is_file() and not path.is_symlink() and (path.parent == folder or not path.parent.is_symlink())
+    }
 
 
 def write_nodes_table(source: Path, target: Path) -> None:

@@ -1,5 +1,6 @@
 """The public API: what `import dbo` offers, and that it is the same as the commands."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,22 @@ def test_load_a_run_that_has_not_ended(tmp_path: Path) -> None:
     dbo.run(**SMALL, out=tmp_path / "a")
     (tmp_path / "a" / "summary.json").unlink()
     assert dbo.load(tmp_path / "a").summary.iloc[0]["status"] == "unfinished"
+
+
+def test_load_a_foreign_comparison(tmp_path: Path) -> None:
+    """An experiment without the keys of ours, an axis whose values are lists, and a table that is none."""
+    dbo.compare(["c2dfb", "mdbo"], **SMALL, target="test_accuracy=0.2", out=tmp_path / "c")
+    group = json.loads((tmp_path / "c" / "group.json").read_text())
+    first = tmp_path / "c" / group["members"][0]
+    (first / "manifest.json").unlink()
+    (first / "experiment.yaml").write_text("self: [1, 2, 3]\n")
+    (tmp_path / "c" / "group.json").write_text(json.dumps({**group, "axes": {"self": [1]}}))
+    loaded = dbo.load(tmp_path / "c")
+    assert loaded.summary["algorithm"].isna().tolist() == [True, False]
+    assert loaded.history["self"].iloc[0] == [1, 2, 3]
+    (tmp_path / "c" / "compare.csv").write_bytes(b'\xff"')
+    with pytest.raises(InputError, match=r"compare\.csv: cannot be read: "):
+        dbo.load(tmp_path / "c")
 
 
 def test_compare_and_load_a_comparison(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Inject faults into runs and print a table: does every run recover, without loss and without duplicates?
 
-    python -m tests.faults [NAME …] [--short] [--sabotage]
+    python -m tests.faults [NAME …] [--short] [--sabotage] [--resume] [--markdown FILE]
 
     actors    SIGKILL of Ray actors in every phase of a round, 3 algorithms × 3 topologies, and an actor that hangs
     driver    SIGKILL of the command at random times, resumed, with MLflow: one run there, every point once
@@ -24,9 +24,18 @@
     errors    disk full, Ray that cannot start, storage that cannot be reached: one line with context
     supervise SIGKILL of the driver under `dbo supervise`
     raylet    SIGKILL of the raylet under a driver
+    code      an edit of code that decides results, between two parts of a run
+    history   resume after many evaluations
+    search    the log of a search cut after every byte
+    yaml      bombs of aliases and merges, numbers of YAML 1.1
+    links     symbolic links in place of every file that is written
+    packing   a token in place of every file that a job sends
+    sizes     packets of a few bytes that announce gigabytes, and NaN of every kind
 
 Columns: `lost` counts evaluations or points that are missing at the end, `doubled` those that are there twice. Seconds
-are those of a recovery (actors, driver, disk, mlflow, sealed, supervise) or of a response (the others).
+are those of a recovery (actors, driver, disk, mlflow, sealed, supervise), of a detection (silent, partition, cluster)
+or of a response (the others). With `--markdown` or `--results`, each row is kept in a file as soon as it has ended;
+`--resume` skips the rows that are there already, so that a whole run can be completed in pieces.
 """
 
 import argparse
@@ -35,11 +44,15 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from tests.faults import results
 from tests.faults.row import HEADINGS, Row
+
+RESULTS = Path("docs/faults.jsonl")
 
 FAULTS = {      # name: module of tests.faults, function
     "input": ("abuse", "malformed"),
@@ -64,6 +77,13 @@ FAULTS = {      # name: module of tests.faults, function
     "errors": ("sealed", "one_line"),
     "supervise": ("drivers", "supervised"),
     "raylet": ("drivers", "raylet"),
+    "code": ("history", "edited_code"),
+    "history": ("history", "long_history"),
+    "search": ("history", "torn_search"),
+    "yaml": ("foreign", "expansions"),
+    "links": ("foreign", "links"),
+    "packing": ("foreign", "packing"),
+    "sizes": ("foreign", "announced"),
 }
 
 
@@ -72,6 +92,14 @@ def load_fault(name: str) -> Callable[..., Row]:
     module, function = FAULTS[name]
     found: Callable[..., Row] = getattr(import_module(f"tests.faults.{module}"), function)
     return found
+
+
+def run_row(name: str, short: bool, sabotage: bool) -> tuple[Row, float]:
+    """Run one row; return it and the load of the machine meanwhile."""
+    start, loads = time.perf_counter(), [os.getloadavg()[0]]
+    row = load_fault(name)(short, sabotage)
+    row.total_seconds = time.perf_counter() - start
+    return row, sum([*loads, os.getloadavg()[0]]) / 2
 
 
 def main() -> int:
@@ -83,21 +111,30 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="run a small part of each test")
     parser.add_argument(
         "--sabotage", action="store_true", help="break what each test protects: every row must then show NO")
+    parser.add_argument("--resume", action="store_true", help="skip rows that the file of results has")
+    parser.add_argument("--results", type=Path, metavar="FILE", help=f"keep each row here; default: {RESULTS}")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table of all results into this page")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in FAULTS]:
         parser.error(f"{', '.join(unknown)}: unknown; allowed: {', '.join(FAULTS)}")
+    file = options.results or (RESULTS if options.markdown or options.resume else None)
+    known = {entry.name for entry in results.read(file) if entry.sabotage == options.sabotage} if file else set()
     console = Console(width=max(120, Console().width))
     rows = []
     for name in options.names or FAULTS:
+        if options.resume and name in known:
+            continue
         console.print(f"{name} …", highlight=False, style="dim")
-        start = time.perf_counter()
-        row = load_fault(name)(options.short, options.sabotage)
-        row.total_seconds = time.perf_counter() - start
+        row, load = run_row(name, options.short, options.sabotage)
         rows.append(row)
         for text in [*row.notes, *(f"PROBLEM {text}" for text in row.problems)]:
             console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
         summary = " · ".join([*row.format(), f"{row.total_seconds:.0f} s in total"])
         console.print(f"  {summary}", highlight=False, soft_wrap=True)
+        if file is not None:
+            results.replace(file, results.measure(name, row, options.short, options.sabotage, load))
+        if options.markdown is not None:
+            results.write_markdown(options.markdown, results.read(file), list(FAULTS))
     table = Table(title=f"{os.cpu_count()} cores, Python {sys.version.partition(' ')[0]}", title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in ("test", "target") else "right")

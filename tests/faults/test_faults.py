@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults import __main__ as faults
+from tests.faults import results
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
     "messages", "disk", "flips", "nan", "pickles", "exposure", "sealed", "mixed", "secrets", "errors", "supervise",
-    "fencing",
+    "fencing", "code", "history", "search", "yaml", "links", "packing", "sizes",
 )
 ELSEWHERE = {
     "actors": ("platform/runs/test_recovery.py::test_killed_actors_do_not_change_results",
@@ -104,6 +105,34 @@ def test_read_only_folder_is_refused(tmp_path: Path) -> None:
         assert (mount / "r" / "metrics.jsonl").read_bytes() == before
     finally:
         subprocess.run(["umount", str(mount)], check=False)
+
+
+def test_rows_are_completed_in_pieces(tmp_path: Path) -> None:
+    """Each row is kept when it has ended; --resume runs the others; the page has all of them."""
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "tests.faults", *arguments, "--short", "--results", str(tmp_path / "r.jsonl"),
+             "--markdown", str(page)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    assert "secrets …" in run("secrets")
+    assert "secrets …" not in run("secrets", "yaml", "--resume")
+    run("yaml", "--sabotage")
+    lines = page.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    assert [row[0] for row in rows] == ["`secrets` (short)", "`yaml` (short)"]
+    assert [dict(zip(results.HEADINGS, row, strict=True))["sabotaged"] for row in rows] == ["not run", "NO"]
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    """Nothing is written where no table belongs."""
+    (tmp_path / "page.md").write_text("text\n")
+    with pytest.raises(ValueError, match="has no lines"):
+        results.write_markdown(tmp_path / "page.md", [], [])
+    assert (tmp_path / "page.md").read_text() == "text\n"
 
 
 def test_command_prints_the_table() -> None:

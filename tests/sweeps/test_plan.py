@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
@@ -161,6 +163,19 @@ def test_a_packed_sweep_has_the_same_cells(sweep_file: SweepFile, tmp_path: Path
     assert "address" not in data["experiment"]["engine"]
     again = plan.read_sweep(folder / "sweep.yaml", [f"topology.file={edges}"])
     assert [c.name for c in Grid(again).cells] == [c.name for c in Grid(sweep).cells]
+
+
+def test_starts_of_a_packed_sweep_travel_along(sweep_file: SweepFile, tmp_path: Path) -> None:
+    """An axis of starts is relative to the sweep's file, and a job gets copies."""
+    model = {"x": np.ones(4), "y": np.ones(8)}
+    save_file(model, tmp_path / "one.safetensors")
+    file = sweep_file(axes={"start": [None, "one.safetensors"]})
+    sweep = plan.read_sweep(file)
+    assert sweep.axes["start"] == [None, str(file.parent / "one.safetensors")]
+    (tmp_path / "job").mkdir()
+    plan.pack_sweep(sweep, tmp_path / "job")
+    assert yaml_io.read(tmp_path / "job" / "sweep.yaml")["axes"]["start"] == [None, "one.safetensors"]
+    assert (tmp_path / "job" / "one.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
 
 
 def test_labels_have_four_digits() -> None:

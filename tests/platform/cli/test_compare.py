@@ -25,7 +25,7 @@ def test_the_table_has_a_row_per_algorithm(
     """Also when no algorithm reaches the target; the same table is in compare.csv."""
     keys = [override for override in tiny_overrides if not override.startswith("algorithm")]
     options = ["--algorithms", "d_soba, f2ba", "--target", target]
-    done = dbo("compare", *keys, "rounds=2", *options, "--out", "c", "--quiet")
+    done = dbo("compare", *keys, "rounds=2", *options, "--out", "c")
     assert done.code == 0, done.err
     assert "d_soba" in done.out
     assert ("not reached" in done.out) == (target != "upper_loss=1e9")
@@ -52,7 +52,7 @@ def test_the_target_is_a_metric_of_the_task(
 ) -> None:
     """Distances where the solution is known, accuracies where there are data; single-machine references are marked."""
     keys = [override for override in tiny_overrides if not override.startswith("algorithm")]
-    done = dbo("compare", *keys, "rounds=2", "--algorithms", "d_soba,f2ba", "--out", "c", "--quiet")
+    done = dbo("compare", *keys, "rounds=2", "--algorithms", "d_soba,f2ba", "--out", "c")
     assert done.code == 0, done.err
     assert "solution_error=0.1" in done.out
     assert "f2ba*" in done.out
@@ -65,7 +65,7 @@ def test_the_target_is_a_metric_of_the_task(
     learning = ("engine.name=local", "tracking.uri=off", "--algorithms", "d_soba", "--target", "solution_error=0.7")
     assert_refused(dbo("compare", *learning, "--out", "d"), "coefficient_tuning has no solution_error")
     free = dbo("compare", *keys, "--algorithms", "d_soba,sldbo", "--target", "penalty_error=0.1", "--out", "d")
-    assert_refused(free, "d_soba, sldbo has no penalty_error")
+    assert_refused(free, "d_soba, sldbo have no λ")
     empty = dbo("compare", *keys, "--algorithms", "d_soba", "--target", "", "--out", "d")
     assert_refused(empty, "--target", "metric=level")
     assert not (tmp_path / "d").exists()
@@ -109,6 +109,9 @@ def test_an_interrupted_comparison_is_resumed(dbo: Command, tiny_overrides: tupl
     (tmp_path / "c" / "f2ba" / "summary.json").unlink()
     again = dbo(*command)
     assert (first.code, again.code) == (0, 0)
+    assert first.out.startswith("upper_loss=1e+09: d_soba 1 rounds, ")       # --quiet ends with one line
+    assert first.out.endswith("; folder: c\n")
+    assert first.out.count("\n") == 1
     assert json.loads((tmp_path / "c" / "f2ba" / "summary.json").read_text())["status"] == "finished"
 
 

@@ -25,8 +25,37 @@ def test_every_component_is_listed(dbo: Command) -> None:
 
 
 def test_algorithms_are_listed_with_family_citation_and_requirements(dbo: Command) -> None:
-    """`dbo list` shows them for every algorithm, in its own words."""
-    shown = " ".join(dbo("list").out.split())
+    """`dbo list algorithms` shows them for every algorithm, in its own words."""
+    shown = " ".join(dbo("list", "algorithms").out.split())
     for made in algorithms().values():
         assert f"family {made.family} · {made.citation} · needs {made.requirements}" in shown
     assert "needs all data on one machine, gradients only" in " ".join(dbo("list", "f2ba").out.split())
+
+
+def test_the_overview_fits_a_screen(dbo: Command) -> None:
+    """Algorithms with their family and tasks have one line each, other kinds their names: at most 45 lines of 80."""
+    lines = dbo("list").out.splitlines()
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 80
+    for made in algorithms().values():
+        (line,) = [line for line in lines if line.split()[:1] == [made.name]]
+        assert made.family in line
+
+
+def test_a_name_is_listed_with_values_and_their_source(dbo: Command) -> None:
+    """`dbo list NAME key=value` shows what an experiment with these settings uses, and who chose it."""
+    shown = {words[0]: words[1:3] for line in dbo("list", "c2dfb", "algorithm.lam=77").out.splitlines()
+             if (words := line.split())}
+    assert shown["lam"] == ["77", "you"]
+    assert shown["eta_in"] == ["0.2", "preset"]
+    assert shown["inner_steps"] == ["15", "default"]
+    assert "eta_in 0.13 preset" in " ".join(dbo("list", "c2dfb", "task=quadratic").out.split())
+    assert "qsgd(levels=127) you" in " ".join(dbo("list", "c2dfb", "algorithm.compressor=qsgd").out.split())
+    assert "required" in dbo("list", "csv").out
+
+
+def test_wrong_settings_of_a_listing_are_refused(dbo: Command, assert_refused: Callable[..., None]) -> None:
+    """Before anything is printed, with the names that are allowed."""
+    assert_refused(dbo("list", "c2dfb", "task=nope"), "task", "nope", "coefficient_tuning")
+    assert_refused(dbo("list", "c2dfc"), "c2dfc", "did you mean 'c2dfb'")
+    assert_refused(dbo("list", "rounds=3"), "rounds", "plugins")

@@ -111,7 +111,7 @@ def test_names_and_reasons_cannot_control_the_terminal(tiny: Callable[..., Exper
     display.on_start(experiment, 0)     # type: ignore[arg-type]
     display.on_evaluation(record(1))
     display.on_notice(name)
-    display.on_end(SimpleNamespace(status="failed", summary={"error": name}))       # type: ignore[arg-type]
+    display.on_end(SimpleNamespace(status="diverged", summary={"error": name}))       # type: ignore[arg-type]
     console.print(display.progress.make_tasks_table(display.progress.tasks))
     assert "\x1b" not in screen.getvalue()
     assert screen.getvalue().count(r"\x1b[31mred\x07 [bold]x") == (4 if terminal else 6)

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ Check = Callable[..., None]
 def test_run_prints_the_last_metrics_and_records_them(
     dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Exit 0, with metrics and folder on stdout; --quiet prints nothing."""
+    """Exit 0, with metrics and folder on stdout; --quiet ends with one line."""
     done = dbo("run", *tiny_overrides, "--out", "r")
     assert (done.code, done.err) == (0, "")
     for part in ("finished", "upper_loss", "comm_mb", "round 6/6"):
         assert part in done.out
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "finished"
-    assert dbo("run", *tiny_overrides, "--out", "r", "--quiet") == type(done)(0, "", "")
+    quiet = dbo("run", *tiny_overrides, "--out", "r", "--quiet")
+    assert (quiet.code, quiet.err) == (0, "")
+    assert re.fullmatch(r"c2dfb finished after 6 rounds: upper loss \S+, \S+ MB, \S+ s; folder: r\n", quiet.out)
 
 
 def test_run_without_out_goes_below_runs(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
@@ -56,8 +59,25 @@ def test_another_experiment_is_not_overwritten(
     before = read_tree(tmp_path)
     for options in ([], ["--resume"]):
         done = dbo("run", *tiny_overrides, "seed=1", "--out", "r", *options)
-        assert_refused(done, "--out", "r", "another experiment")
+        assert_refused(done, "--out", "r", "another experiment (seed is 0 there, 1 here; rounds is 1 there, 6 here)")
         assert read_tree(tmp_path) == before
+    changed = ("seed=1", "nodes=3", "topology=star", "algorithm=mdbo", "dtype=float32")
+    several = dbo("run", *tiny_overrides, *changed, "--out", "r")
+    assert_refused(several, "seed is 0 there", "nodes is", "more differ")
+    assert "inner_steps" not in several.err           # of another algorithm
+
+
+def test_the_error_has_the_command_that_extends_a_run(
+    dbo: Command, assert_refused: Check, tiny_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    """If only rounds grew, the error has the command with --from, and that command runs."""
+    assert dbo("run", *tiny_overrides, "rounds=1", "--out", "r", "--quiet").code == 0
+    done = dbo("run", *tiny_overrides, "rounds=2", "--out=r", "--resume")
+    assert_refused(done, "r holds 1 rounds of this experiment, not 2", "--from r --out r-2-rounds")
+    command = shlex.split(done.err.partition("to extend it: ")[2])
+    assert command[0] == "dbo"
+    assert dbo(*command[1:], "--quiet").code == 0
+    assert json.loads((tmp_path / "r-2-rounds" / "summary.json").read_text())["rounds"] == 2
 
 
 def test_foreign_files_are_not_overwritten(
@@ -118,10 +138,11 @@ def test_a_run_that_blows_up_is_reported(dbo: Command, tiny_overrides: tuple[str
     assert "blown up" not in tame.out + tame.err
     diverged = dbo("run", *keys, "rounds=900", "algorithm={name: d_soba, eta_x: 300.0}", "--out", "q", "--quiet")
     assert diverged.code == 1
+    assert diverged.err.count("\n") == 1
     assert "diverged: " in diverged.err
-    assert "eta_y = 0.19" in diverged.err
-    assert "eta_x" not in diverged.err
-    assert "preset values" in diverged.err
+    assert "you set eta_x = 300" in diverged.err
+    assert diverged.err.index("eta_x = 300") < diverged.err.index("preset values") < diverged.err.index("eta_y = 0.19")
+    assert "folder: q" in diverged.err
 
 
 def test_changed_code_is_resumed_only_on_request(

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from dbo.platform.cli import submit
 from dbo.platform.config import bundle
@@ -78,6 +80,43 @@ def test_a_job_does_not_send_a_token(tiny: Callable[..., Experiment], tmp_path: 
         submit.experiment_job(experiment).pack(job)
     assert SECRET not in str(error.value)
     assert not any(SECRET in file.read_text() for file in job.iterdir())
+
+
+# ---- starts ----------------------------------------------------------------------------------------------------------
+
+
+def write_model(path: Path, **arrays: Any) -> None:
+    save_file({name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}, path)
+
+
+@pytest.mark.parametrize("content", [
+    b"hunter2\n", b"", b"\xff" * 40, b'\x10\0\0\0\0\0\0\0{"hunter2": "abc"}', (8).to_bytes(8, "little") + b'hunter2{',
+])
+def test_only_a_model_is_packed_as_a_start(tmp_path: Path, job: Path, content: bytes) -> None:
+    """`start` that names a token is refused without the token."""
+    (tmp_path / "token").write_bytes(content)
+    message = refused(job, {"start": str(tmp_path / "token")})
+    assert message == f"start: {tmp_path}/token is not a model; must be a safetensors file with the arrays x and y"
+
+
+def test_a_start_without_x_and_y_is_refused(tmp_path: Path, job: Path) -> None:
+    """Other tensors of the user are no start."""
+    write_model(tmp_path / "weights", hunter2=[1.0])
+    assert SECRET not in refused(job, {"start": str(tmp_path / "weights")})
+
+
+def test_a_start_travels_with_the_job(
+    tiny: Callable[..., Experiment], tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the cluster the run starts from the same model, and has the same key."""
+    write_model(tmp_path / "model.safetensors", x=[1.0] * 4, y=[2.0] * 8)
+    experiment = tiny(start=str(tmp_path / "model.safetensors"), engine={"name": "ray"})
+    submit.experiment_job(experiment).pack(job)
+    assert (job / "model.safetensors").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    monkeypatch.chdir(job)
+    sent = Experiment.read("experiment.yaml")
+    assert (sent.start, sent.run_key) == ("model.safetensors", experiment.run_key)
 
 
 # ---- data files ------------------------------------------------------------------------------------------------------

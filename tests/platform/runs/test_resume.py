@@ -140,7 +140,7 @@ def test_extension_is_refused_with_a_reason(tiny: Tiny, tmp_path: Path) -> None:
 
     refused("--from: .* holds no run", start_from=tmp_path / "nowhere")
     refused("--from: s3://b/r is not allowed; must be a folder", start_from="s3://b/r")
-    refused("--from: .* holds the run of another experiment; only rounds may differ", seed=5)
+    refused("--from: .* holds the run of another experiment .seed is 0 there, 5 here.; only rounds may differ", seed=5)
     refused("rounds: 4 is not allowed; must be more than the 6", rounds=4)
     refused("rounds: 6 is not allowed; must be more than the 6", rounds=6)
     refused("rounds: .* holds 6 rounds of this experiment, not 9; choose another folder, with --from", out=a)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +308,17 @@ def test_lock_that_is_a_link_is_refused(tmp_path: Path, exists: bool) -> None:
     assert (foreign.read_text() if foreign.exists() else None) == ("mine" if exists else None)
 
 
+def test_checkpoints_that_are_a_link_are_refused(tmp_path: Path) -> None:
+    """A run into the folder would remove the checkpoints of another one."""
+    (tmp_path / "other" / "round-00000004").mkdir(parents=True)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "checkpoints").symlink_to(tmp_path / "other")
+    with pytest.raises(InputError, match=r"^--out: .*r cannot be used .*: checkpoints is a symbolic link; remove it$"):
+        RunFolder(tmp_path / "r").acquire()
+    assert (tmp_path / "other" / "round-00000004").exists()
+    assert not is_locked(tmp_path / "r")
+
+
 def test_lock_does_not_truncate_a_file(tmp_path: Path) -> None:
     """A hard link to a foreign file is no symbolic link."""
     (tmp_path / "foreign").write_text("mine")
@@ -358,3 +371,46 @@ def test_partly_written_event_is_dropped_before_the_next(folder: RunFolder) -> N
     again.log_event("ended")
     again.release()
     assert [event.kind for event in read_events(folder.events)] == ["started", "ended"]
+
+
+# ---- foreign folders -------------------------------------------------------------------------------------------------
+
+FILES = ("experiment.yaml", "metrics.jsonl", "summary.json", "manifest.json", "network.json", "group.json")
+
+
+def read_any(folder: Path, name: str) -> Any:
+    readers: dict[str, Callable[[], Any]] = {
+        "experiment.yaml": lambda: run_folder.read_experiment(folder),
+        "metrics.jsonl": lambda: read_metrics(folder / name), "summary.json": lambda: run_folder.read_summary(folder),
+        "manifest.json": lambda: run_folder.read_manifest(folder),
+        "network.json": lambda: run_folder.read_network(folder), "group.json": lambda: run_folder.read_group(folder),
+    }
+    return readers[name]()
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    """Reading a pipe would wait for ever, and /dev/zero has no end."""
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif kind == "device":
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"{name}: cannot be read: .*(not a regular file|Is a directory)"):
+        read_any(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_without_an_end_is_refused(tmp_path: Path, name: str) -> None:
+    """A sparse file of 100 GB takes no space on the disk: it is refused before it is in memory."""
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(100 << 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=name):
+            read_any(tmp_path, name)
+        assert tracemalloc.get_traced_memory()[1] < 500 << 20
+    finally:
+        tracemalloc.stop()

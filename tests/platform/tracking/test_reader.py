@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dbo.platform.tracking.reader import MAX_KEYS, Points, flatten, format_run_name, select_metrics
+from dbo.platform.tracking.reader import MAX_KEYS, Points, flatten, format_run_name, list_artifacts, select_metrics
 
 
 def test_metrics_are_few_and_finite() -> None:
@@ -40,3 +40,21 @@ def test_run_names_and_parameters() -> None:
     assert format_run_name(cell, axes) == "c2dfb · torus · iid · seed 3 · inner_steps 5 · ratio 0.2"
     params = flatten({"a": {"b": {"c": 0.5}}, "d": [1, "x"], "e": None, "f": "y" * 9000})
     assert (params["a.b.c"], params["d"], params["e"], len(params["f"])) == ("0.5", '[1, "x"]', "null", 6000)
+
+
+def test_links_are_not_sent(tmp_path: Path) -> None:
+    """A foreign folder may hold links to files of the user; the folder itself may be reached by a link."""
+    private, folder = tmp_path / "private", tmp_path / "c"
+    private.mkdir()
+    folder.mkdir()
+    (private / "token.yaml").write_text("hunter2")
+    (private / "a.png").write_text("hunter2")
+    (folder / "token.yaml").symlink_to(private / "token.yaml")
+    (folder / "summary.json").symlink_to(private / "token.yaml")
+    (folder / "figures").symlink_to(private)
+    (folder / "compare.csv").write_text("a\n")
+    (folder / "experiment.yaml").write_text("{}")
+    (tmp_path / "latest").symlink_to(folder)
+    for place in (folder, tmp_path / "latest"):
+        assert list(list_artifacts(place, is_group=True)) == ["compare.csv", "experiment.yaml"]
+        assert list(list_artifacts(place, is_group=False)) == ["experiment.yaml"]
