@@ -156,6 +156,8 @@ def test_mean_of_x_moves_along_the_mean_direction(lab: Any, name: str) -> None:
     np.testing.assert_allclose(step / np.linalg.norm(step), -along / np.linalg.norm(along), atol=1e-9)
 
 
+RHO = Quadratic().rho
+
 # The factor between the two: the step size of x.
 STEPS: dict[str, Callable[[Any], float]] = {
     "c2dfb": lambda c: c.eta_out,
@@ -165,8 +167,10 @@ STEPS: dict[str, Callable[[Any], float]] = {
     "f2ba": lambda c: c.eta_out,
     "fedbioacc": lambda c: c.local_steps * c.eta_x,
     # ∇_x f_i(x) = ρ x: local steps contract towards x − h / ρ.
-    "fednest": lambda c: (1 - (1 - c.eta_x * Quadratic.rho) ** c.local_steps) / Quadratic.rho,
-} | {name: lambda c: c.eta_x for name in ("simfbo", "aggitd", "ef_soba", "madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "bome")}
+    "fednest": lambda c: (1 - (1 - c.eta_x * RHO) ** c.local_steps) / RHO,
+} | {name: lambda c: c.eta_x for name in (
+    "madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "simfbo", "aggitd", "ef_soba", "bome",
+)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,7 +192,8 @@ def cost(
     packets: int, values: int, gradients: int, hvp: int = 0, jvp: int = 0, up: int = 0, down: int = 0
 ) -> Counts:
     return {
-        "packets": packets, "values": values, "up": up, "down": down, "gradient_calls": gradients, "hvp_calls": hvp, "jvp_calls": jvp,
+        "packets": packets, "values": values, "up": up, "down": down,
+        "gradient_calls": gradients, "hvp_calls": hvp, "jvp_calls": jvp,
         "samples": 0,      # the quadratic without noise has none
     }
 

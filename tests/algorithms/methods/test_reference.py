@@ -14,12 +14,14 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from tests.algorithms.methods.star_references import STAR_IDLE, STAR_REFERENCES, STAR_STEPS, STAR_VARIANTS
 
 from dbo.algorithms.compression.compressors import RandK, TopK
 from dbo.algorithms.registry import algorithms
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import pool_nodes, pool_shard
-from dbo.platform.network.topology import TOPOLOGIES, build_network, single_node
+from dbo.platform.engine.shard_wrappers import pool_shard
+from dbo.platform.network.topology import TOPOLOGIES, build_network
 from dbo.tasks.api import Shard
 
 Array = Any
@@ -405,6 +407,7 @@ def bome(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
 REFERENCES: dict[str, Callable[[Shard, Array, Any], Iterator[Rows]]] = {
     "c2dfb": c2dfb, "c2dfb_nc": c2dfb_nc, "madsbo": madsbo, "madsbo_gt": madsbo_gt, "mdbo": mdbo, "vrdbo": vrdbo,
     "dsgda_gt": dsgda_gt, "sldbo": sldbo, "d_soba": d_soba, "gossip_dsbo": gossip_dsbo, "f2ba": f2ba, "bome": bome,
+    **STAR_REFERENCES,
 }
 PENALTY = {"lam": 7.0, "inner_steps": 4, "eta_in": 0.31, "eta_out": 0.07}
 COMPRESSED = PENALTY | {"gamma_in": 0.4, "gamma_out": 0.6, "compressor": TopK(ratio=0.3)}
@@ -427,6 +430,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "f2ba": PENALTY,
     # Three rounds with μ = 0, then μ > 0.
     "bome": {"inner_steps": 4, "eta_in": 0.31, "eta_x": 0.07, "eta_y": 0.5, "rate": 0.3, "floor": 0.01},
+    **STAR_STEPS,
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in algorithms()} | {
     "c2dfb cached": ("c2dfb", {"tracker": "cached"}),
@@ -441,9 +445,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "d_soba first_order": ("d_soba", {"derivatives": "first_order"}),
     "f2ba z from y": ("f2ba", {"z_start": "y"}),
     "bome gradient": ("bome", {"phi": "gradient"}),
+    **STAR_VARIANTS,
 }
 # Numbers without influence on the iterates: with full batches ∇_y g needs no correction, nor does the whole series.
-IDLE = {"vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"}}
+IDLE = {"vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"}} | STAR_IDLE
 
 
 def configure(label: str) -> tuple[str, Any]:
@@ -467,8 +472,7 @@ def error(label: str, config: Any, expected: list[Rows]) -> float:
     """The largest difference between the algorithm and these rows in any round, relative to the rows' largest entry."""
     name, _ = VARIANTS[label]
     algorithm, problem, graph = algorithms()[name], Bent(), GRAPH
-    if algorithm.network == "single":
-        problem, graph = pool_nodes(problem), single_node()
+    problem, graph = arrange(algorithm, problem, graph)
     engine, largest = LocalEngine(algorithm, config, problem, graph, [range(graph.nodes)]), 0.0
     for round_, rows in enumerate(expected):
         if round_:
@@ -514,7 +518,7 @@ def test_another_variant_is_detected(label: str) -> None:
     assert error(label, config, reference(name, default)) > 1e-6
 
 
-@pytest.mark.parametrize("label", [label for label in VARIANTS if algorithms()[VARIANTS[label][0]].network != "single"])
+@pytest.mark.parametrize("label", [label for label in VARIANTS if algorithms()[VARIANTS[label][0]].network == "gossip"])
 def test_another_network_is_detected(label: str) -> None:
     """Control: a reference with a little less mixing is another one."""
     name, config = configure(label)
