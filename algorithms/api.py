@@ -8,7 +8,10 @@ from dbo.algorithms.claims import (
     AVERAGED_INVERSE,
     LOCAL_INVERSE,
     MINIMISER,
+    MOREAU,
     PENALTY,
+    PERSONALISED,
+    SERIES,
     TRUNCATED_INVERSE,
     Claim,
     Limit,
@@ -19,13 +22,18 @@ from dbo.algorithms.compression.compressors import (
     COMPRESSORS,
     Compressor,
     Identity,
+    Lazy,
     Qsgd,
     RandK,
+    RowTopK,
     Sign,
     TopK,
+    TopShare,
     compressor,
 )
+from dbo.algorithms.compression.grid import EIGHTHS, Grid, level_tables, level_values, read_scale, scale_code
 from dbo.algorithms.gossip import (
+    MANY_WORDS,
     Message,
     Mixed,
     NotRowsError,
@@ -34,6 +42,7 @@ from dbo.algorithms.gossip import (
     PackedRow,
     PackedSum,
     dense,
+    mark_kernels,
     mix,
 )
 from dbo.algorithms.protocol import Array, Shard, State, WeightedGradient
@@ -43,9 +52,11 @@ from dbo.algorithms.star import Clients, aggregate, average, broadcast, mean_of_
 from dbo.parameters import param
 
 __all__ = [
-    "AVERAGED_INVERSE", "COMPRESSORS", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Algorithm",
-    "Array", "Claim", "Clients", "Compressor", "Identity", "Key", "Limit", "Message", "Mixed", "Noise",
-    "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "Shard", "Sign", "State",
-    "TopK", "WeightedGradient", "aggregate", "algorithm", "algorithms", "average", "broadcast", "compressor",
-    "counter", "dense", "mean", "mean_of_clients", "mix", "param", "round_key", "sample_clients", "server_row",
+    "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
+    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Clients", "Compressor", "Grid",
+    "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed",
+    "PackedRow", "PackedSum", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare",
+    "WeightedGradient", "aggregate", "algorithm", "algorithms", "average", "broadcast", "compressor", "counter",
+    "dense", "level_tables", "level_values", "mark_kernels", "mean", "mean_of_clients", "mix", "param",
+    "read_scale", "round_key", "sample_clients", "scale_code", "server_row",
 ]

@@ -21,6 +21,8 @@ class Solved(Protocol):
     def local_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
     def averaged_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
     def truncated_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
+    def personalised_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
+    def moreau_hypergradient(self, x: Array, c: float, gamma: float) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,15 @@ TRUNCATED_INVERSE = Limit(
     "K-step H⁻¹",
     lambda problem, cfg, x: problem.truncated_inverse_hypergradient(x, cfg.inner_steps, 1 / cfg.eta_in), True, True,
 )
+SERIES = Limit(
+    "J-term H⁻¹",
+    lambda problem, cfg, x: problem.truncated_inverse_hypergradient(x, cfg.neumann_terms, 1 / cfg.eta_v), True, True,
+)
+PERSONALISED = Limit(
+    "min ψ with own y_i*",
+    lambda problem, cfg, x: problem.personalised_hypergradient(x, cfg.neumann_terms, cfg.lipschitz), True, False,
+)
+MOREAU = Limit("min ψ_c,γ", lambda problem, cfg, x: problem.moreau_hypergradient(x, cfg.c, cfg.prox), True, True)
 
 # (state before the round, state after it, shard, configuration) → residuals by name, all of which must be 0.
 Invariants = Callable[[Any, Any, Shard, Any], Mapping[str, Array]]
@@ -77,6 +88,7 @@ class Claim:
     steps: Mapping[str, Any]                # configuration of the check
     rounds: int                             # after which it has converged on a ring
     floor: tuple[str, ...] = ()             # step sizes that its distance to the limit is proportional to; (): exact
+    rate: Callable[[Any], float] | None = None      # r of a configuration: its distance falls like rounds^−r instead
     follows: bool = True                    # with x fixed, its direction is `limit.hypergradient` at x
     noise: Noise | None = None              # with mini-batches; None: nothing is claimed
 

@@ -10,10 +10,13 @@ from typing import Any, ClassVar, Literal, NoReturn, overload
 
 import numpy as np
 
+from dbo.algorithms.compression.grid import Grid
 from dbo.algorithms.protocol import Array
 
 Form = Literal["dense", "sparse", "levels"]
 Route = Literal["edges", "up", "down"]      # to the neighbours, from clients to the server, from the server to clients
+
+MANY_WORDS = 1 << 10    # words of marks, 64 entries each, from which a kernel outweighs its call
 
 _UNNAMED = "value"      # the channel of a single array without a name
 
@@ -22,8 +25,10 @@ _UNNAMED = "value"      # the channel of a single array without a name
 class Message:
     """Rows as every receiver decodes them, and what the wire format needs to encode them in few bytes.
 
-    `values` is the decoded message, to the last bit. "sparse" rows travel without their zeros; "levels" rows are
-    integers times one unit per row, `values = levels * unit`, and travel as integers of `bits` bits each.
+    `values` is the decoded message, to the last bit. "sparse" rows travel without their zeros; with a `grid` their
+    values are on its levels, and travel as integers of `grid.bits` bits each. "levels" rows are integers times one unit
+    per row, `values = levels * unit`, and travel as integers of `bits` bits each. With a `width`, a sparse row is cut
+    into groups of so many entries, and a group with a nonzero entry travels as a whole.
     """
 
     values: Array                  # (nodes, dim)
@@ -32,10 +37,19 @@ class Message:
     levels: Array | None = None    # (nodes, dim) integers in [-2^(bits-1), 2^(bits-1))
     unit: Array | None = None      # (nodes,) in the dtype of values
     bits: int = 0
+    grid: Grid | None = None       # of quantized sparse rows
+    width: int = 1                 # entries of a group of a sparse row; divides dim
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
+
+
+def mark_kernels() -> Any:
+    """Import the kernels for marks, and numba with them, which is slow."""
+    from dbo.algorithms.kernels import marks
+
+    return marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,10 @@ class PackedRow:
 
     def positions(self, dim: int) -> Array:
         """Return the positions of the entries, ascending."""
+        if self.words.size >= MANY_WORDS:
+            found = np.empty(self.entries.size, dtype=np.int64)
+            mark_kernels().find_positions(self.words, found)
+            return found
         return np.flatnonzero(np.unpackbits(self.words.view(np.uint8), count=dim, bitorder="little"))
 
     def dense(self, dim: int) -> Array:
@@ -69,7 +87,9 @@ class Packed:
     rows: tuple[PackedRow, ...]
     dim: int
     kept: int
+    grid: Grid | None = None
     form: ClassVar[Form] = "sparse"
+    width: ClassVar[int] = 1
 
     @property
     def shape(self) -> tuple[int, ...]:

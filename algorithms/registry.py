@@ -18,9 +18,9 @@ from dbo.components import Registry, check_fields
 _BUILT_IN = (
     "c2dfb", "c2dfb_nc",
     "madsbo", "madsbo_gt", "mdbo", "vrdbo",
-    "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo",
+    "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "sparkle", "storm_pl", "sun_dsbo", "slam",
     "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba",
-    "f2ba", "bome",
+    "f2ba", "bome", "f2sa", "stocbio", "soba",
 )
 
 # What connects the nodes: a graph, a server, or nothing because one machine holds all data.

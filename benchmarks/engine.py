@@ -2,12 +2,14 @@
 
     small   digits, 10 nodes, ring, K = 15: Ray with `auto` packing, gloo processes that send message by message, and
             the local engine
+    rounds  digits, 10 nodes, ring, D-SOBA (one packet per round), rounds without evaluations in between: Ray with 2 and
+            with 10 actors, gloo processes, and the local engine
     large   2.03 million parameters per node, the size of 20 Newsgroups: Ray with `auto` packing and the local engine
     nodes   1,000 nodes in the local engine: time per node and round relative to 100 nodes, and memory per node
 
 Without --part all of them run. Every server listens on loopback and ends with the program.
 
-    python benchmarks/engine.py [--part small|large|nodes] [--quick]
+    python benchmarks/engine.py [--part small|rounds|large|nodes] [--quick]
 """
 
 import argparse
@@ -33,6 +35,8 @@ from dbo.platform.engine.factory import start_engine
 from dbo.platform.runs.runner import Prepared, prepare
 
 PROC = Path("/proc")    # only on Linux: elsewhere memory and CPU times are not measured
+SOBA_STEPS = {"eta_x": 0.01, "eta_y": 0.1, "eta_v": 0.1, "theta": 0.3}
+DENSE: dict[str, Any] = {"name": "c2dfb", **STEPS, "compressor": {"name": "identity"}}
 TOP_K = {"name": "top_k", "ratio": RATIO}
 
 
@@ -42,9 +46,14 @@ class Rounds:
     def __init__(self, engine: Any) -> None:
         self.engine, self.done = engine, 0
 
-    def __call__(self) -> None:
-        self.done += 1
-        self.engine.advance(self.done)
+    def __call__(self, rounds: int = 1) -> None:
+        self.engine.advance(self.done + 1, self.done + rounds)
+        self.done += rounds
+
+    def in_a_row(self, rounds: int) -> measure.Timed:
+        """Return a function that runs so many rounds at once and returns the seconds of one round."""
+        timed = measure.time_rounds(lambda: self(rounds), 1)
+        return lambda: timed() / rounds
 
 
 @contextmanager
@@ -92,12 +101,39 @@ def small(quick: bool) -> None:
         measure.judge("Ray : in process", times[actors], times["in process"], most=4)
 
 
-def check_gloo(nodes: int) -> None:
+def rounds(quick: bool) -> None:
+    """Measure rounds of one packet: calls and latency dominate."""
+    nodes, count, repeats = (4, 10, 2) if quick else (10, 100, 10)
+    print(f"small rounds: digits, {nodes} nodes, ring, D-SOBA, float32, {count} rounds without evaluations", flush=True)
+    experiment = Experiment(**{**digits(nodes=nodes).to_dict(), "algorithm": {"name": "d_soba", **SOBA_STEPS}})
+    made, peers = prepare(experiment), f"gloo, {nodes} processes"
+    with ExitStack() as engines:
+        inside = engines.enter_context(start(LocalSettings(), experiment, made))
+        few, many = (
+            engines.enter_context(start(RaySettings(nodes_per_actor=rows), experiment, made))
+            for rows in (nodes // 2, 1)
+        )
+        variants = {
+            "in process": inside.in_a_row(count), describe_packing(few): few.in_a_row(count),
+            describe_packing(many): many.in_a_row(count),
+        }
+        if find_spec("torch") is not None:
+            check_gloo(nodes, {"name": "d_soba", **SOBA_STEPS}, SOBA_STEPS)
+            cut = gloo.split(made.problem, made.network, SOBA_STEPS, 1.0, experiment.dtype)
+            processes = engines.enter_context(gloo.network(cut))
+            variants[peers] = lambda: processes.advance(count)[0]
+        times = measure.run_in_turn(variants, repeats)
+    measure.show(times)
+    measure.judge("Ray, 2 actors : in process", times[describe_packing(few)], times["in process"], most=3.3)
+    if peers in times:
+        measure.judge(f"Ray, {nodes} actors : {peers}", times[describe_packing(many)], times[peers], most=1)
+
+
+def check_gloo(nodes: int, algorithm: dict[str, Any] = DENSE, steps: dict[str, float] = STEPS) -> None:
     """Check that gloo runs the same algorithm. Dense messages: with top-k, ties are broken differently."""
-    dense = {"name": "c2dfb", **STEPS, "compressor": {"name": "identity"}}
-    experiment = Experiment(**{**digits("float64", nodes).to_dict(), "algorithm": dense})
-    made, inside, rounds = prepare(experiment), local(experiment), 2
-    with gloo.network(gloo.split(made.problem, made.network, STEPS, 1.0, experiment.dtype)) as processes:
+    experiment = Experiment(**{**digits("float64", nodes).to_dict(), "algorithm": algorithm})
+    made, inside, rounds = prepare(experiment), local(experiment), 5
+    with gloo.network(gloo.split(made.problem, made.network, steps, 1.0, experiment.dtype)) as processes:
         _, x = processes.advance(rounds)
     for round_ in range(1, rounds + 1):
         inside.advance(round_)
@@ -208,7 +244,7 @@ def nodes(quick: bool) -> None:
     )
 
 
-PARTS: dict[str, Callable[[bool], None]] = {"small": small, "large": large, "nodes": nodes}
+PARTS: dict[str, Callable[[bool], None]] = {"small": small, "rounds": rounds, "large": large, "nodes": nodes}
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Run C²DFB with torch.distributed: a process per node, a message per quantity and neighbour.
+"""Run C²DFB or D-SOBA with torch.distributed: a process per node, a message per quantity and neighbour.
 
 The processes communicate over gloo on loopback. Each quantity is sent separately, as soon as the algorithm has computed
 it: dense x and s, then in every inner step the residuals of the iterate and of the tracker, as (positions, values),
-first for all of the y loop and then for all of the z loop. The processes stay alive between measurements and wait for
-commands, so that other variants can be timed in between.
+first for all of the y loop and then for all of the z loop. D-SOBA sends x, y and v, once per round. The processes stay
+alive between measurements and wait for commands, so that other variants can be timed in between.
 """
 
 import multiprocessing
@@ -55,7 +55,7 @@ def split(problem: Any, network: Any, steps: dict[str, float], ratio: float, dty
 
 
 class Node:
-    """The state of one node, and its rounds."""
+    """The data of one node, and the exchange of dense vectors."""
 
     def __init__(self, rank: int, share: Share) -> None:
         import torch
@@ -68,14 +68,10 @@ class Node:
         self.levels = [tuple(map(torch.from_numpy, level)) for level in (share.train, share.val)]
         features = self.levels[0][0]
         self.x = torch.zeros(features.shape[1], dtype=features.dtype)
-        self.k = max(1, int(share.ratio * features.shape[1] * share.classes))
-        d = torch.zeros(features.shape[1] * share.classes, dtype=features.dtype)
-        self.loops: list[list[Any]] = []
-        for gradient in (self.h_y, self.g_y):
-            grad = gradient(d)
-            self.loops.append([gradient, d.clone(), grad.clone(), grad, *(torch.zeros_like(d) for _ in range(4))])
-        self.u = self.upper()
-        self.s = self.u.clone()
+        self.start_y = torch.zeros(features.shape[1] * share.classes, dtype=features.dtype)
+
+    def round(self) -> None:
+        raise NotImplementedError
 
     def cross_entropy(self, level: Any, w: Any) -> Any:
         features, labels = level
@@ -86,13 +82,6 @@ class Node:
     def g_y(self, w: Any) -> Any:
         ridge = (2 * self.share.scale * self.torch.exp(self.x))[:, None] * w.view(-1, self.share.classes)
         return self.cross_entropy(self.levels[0], w) + ridge.reshape(-1)
-
-    def h_y(self, w: Any) -> Any:
-        return self.cross_entropy(self.levels[1], w) / self.steps["lam"] + self.g_y(w)
-
-    def upper(self) -> Any:
-        y, z = (loop[1].view(-1, self.share.classes).square().sum(dim=1) for loop in self.loops)
-        return self.steps["lam"] * self.share.scale * self.torch.exp(self.x) * (y - z)
 
     def mix(self, v: Any) -> Any:
         """Return Σ_j w_ij v_j of a dense vector."""
@@ -105,6 +94,28 @@ class Node:
         for j in self.neighbours:
             mixed += self.share.weights[j] * received[j]
         return mixed
+
+
+class C2dfbNode(Node):
+    """The state of one node of C²DFB, and its rounds."""
+
+    def __init__(self, rank: int, share: Share) -> None:
+        super().__init__(rank, share)
+        torch, d = self.torch, self.start_y
+        self.k = max(1, int(share.ratio * len(d)))
+        self.loops: list[list[Any]] = []
+        for gradient in (self.h_y, self.g_y):
+            grad = gradient(d)
+            self.loops.append([gradient, d.clone(), grad.clone(), grad, *(torch.zeros_like(d) for _ in range(4))])
+        self.u = self.upper()
+        self.s = self.u.clone()
+
+    def h_y(self, w: Any) -> Any:
+        return self.cross_entropy(self.levels[1], w) / self.steps["lam"] + self.g_y(w)
+
+    def upper(self) -> Any:
+        y, z = (loop[1].view(-1, self.share.classes).square().sum(dim=1) for loop in self.loops)
+        return self.steps["lam"] * self.share.scale * self.torch.exp(self.x) * (y - z)
 
     def send_residual(self, v: Any, hat: Any, w_hat: Any) -> None:
         """Send the largest entries of v − v̂; add all messages to v̂ and Σ_j w_ij v̂_j."""
@@ -143,6 +154,30 @@ class Node:
         self.u = new
 
 
+class DSobaNode(Node):
+    """The state of one node of D-SOBA, and its rounds."""
+
+    def __init__(self, rank: int, share: Share) -> None:
+        super().__init__(rank, share)
+        self.y, self.v, self.h = self.start_y, self.torch.zeros_like(self.start_y), self.torch.zeros_like(self.x)
+
+    def round(self) -> None:
+        torch, steps, classes = self.torch, self.steps, self.share.classes
+        features, _ = self.levels[0]
+        y, v = self.y.view(-1, classes), self.v.view(-1, classes)
+        scale = 2 * self.share.scale * torch.exp(self.x)
+        p, u = torch.softmax(features @ y, dim=1), features @ v
+        curvature = p * u - p * (p * u).sum(dim=1, keepdim=True)
+        product = features.T @ curvature / len(features) + scale[:, None] * v
+        d_x = -scale * (y * v).sum(dim=1)
+        d_v = product.reshape(-1) - self.cross_entropy(self.levels[1], self.y)
+        d_y = self.g_y(self.y)
+        self.x = self.mix(self.x - steps["eta_x"] * self.h)
+        self.y = self.mix(self.y - steps["eta_y"] * d_y)
+        self.v = self.mix(self.v - steps["eta_v"] * d_v)
+        self.h = (1 - steps["theta"]) * self.h + steps["theta"] * d_x
+
+
 def serve(rank: int, nodes: int, rendezvous: str, share: Share, commands: Connection) -> None:
     """Run the process of one node: receive numbers of rounds and run them, until the number is 0."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -151,7 +186,7 @@ def serve(rank: int, nodes: int, rendezvous: str, share: Share, commands: Connec
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=nodes)
-    node = Node(rank, share)
+    node = DSobaNode(rank, share) if "theta" in share.steps else C2dfbNode(rank, share)
     while rounds := commands.recv():
         dist.barrier()
         start = time.perf_counter()

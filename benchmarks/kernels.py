@@ -1,8 +1,8 @@
-"""Compare the kernels for wide rows with torch: top-k with its encoding, and decoding.
+"""Compare the kernels for wide rows with torch: top-k with its encoding, and decoding; measure the wire format.
 
 Rows have 2.03 million float32 entries, the size of a 20 Newsgroups model. They are used in rotation, so that no row is
 in a cache. The unit is one in-place pass over such a row. The entropy bound is the minimum for k values and
-the choice of k positions among d, 32 k + log₂ C(d, k) bits.
+the choice of k positions among d, b k + log₂ C(d, k) bits with b bits per value.
 
     python benchmarks/kernels.py [--quick]
 """
@@ -10,6 +10,7 @@ the choice of k positions among d, 32 k + log₂ C(d, k) bits.
 import argparse
 import math
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,10 @@ import measure
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from dbo.algorithms.compression.compressors import count_kept
+from dbo.algorithms.compression.compressors import TopK, count_kept
 from dbo.algorithms.gossip import Packed, PackedRow
 from dbo.algorithms.kernels import compiled, fused, selection
+from dbo.algorithms.rng import Key
 from dbo.platform.engine.device import Cpu
 from dbo.platform.network import packet as wire
 
@@ -41,10 +43,10 @@ def in_rotation(work: Callable[[int], None], rows: int) -> measure.Timed:
     return timed
 
 
-def entropy_bound(k: int, dim: int) -> float:
-    """Return the minimum number of bytes for k float32 values at any k of dim positions."""
+def entropy_bound(k: int, dim: int, bits: int = 32) -> float:
+    """Return the minimum number of bytes for k values of so many bits at any k of dim positions."""
     choices = (math.lgamma(dim + 1) - math.lgamma(k + 1) - math.lgamma(dim - k + 1)) / math.log(2)
-    return (32 * k + choices) / 8
+    return (bits * k + choices) / 8
 
 
 def main() -> None:
@@ -111,14 +113,55 @@ def main() -> None:
     measure.judge("torch.topk + gather : select + encode", times["torch.topk + gather"], ours, least=8)
     measure.judge("select + encode : in-place pass", ours, times["one in-place pass"], most=8)
     measure.judge("decode + add : in-place pass", times["decode + add"], times["one in-place pass"], most=3)
-    encoded = packet_length(packed[0], dim, k)
-    measure.judge_number("encoded bytes : entropy bound", encoded / entropy_bound(k, dim), most=1.05)
+    show_sizes(rows[0], dim)
+    show_wire(rows, times["one in-place pass"], 3 if quick else 40)
 
 
-def packet_length(row: PackedRow, dim: int, k: int) -> int:
-    """Return the bytes of a packet with this row, header included."""
-    message: Any = {"y": Packed((row,), dim, kept=k)}
-    return len(wire.encode(wire.Header(sender=0, epoch=0, round=0, step=0), message, 0))
+HEADER = wire.Header(sender=0, epoch=0, round=0, step=0)
+
+
+def show_sizes(row: Any, dim: int) -> None:
+    """Compare bodies with the entropy bound."""
+    for bits in (None, 16, 8, 4, 2):
+        for ratio in (0.2, 0.05, 0.01, 0.001):
+            message, _ = fused.compress_residual(
+                TopK(ratio=ratio, bits=bits), row[None], np.zeros_like(row[None]), Key(0, np.arange(1), 0), "y"
+            )
+            assert isinstance(message, Packed)
+            sizes = wire.measure({"y": message})
+            assert len(wire.encode(HEADER, {"y": message}, 0)) == sizes.total[0]
+            share = sizes.bodies["y"][0] / entropy_bound(message.rows[0].entries.size, dim, bits or 32)
+            measure.judge_number(f"encoded bytes : entropy bound, {ratio:g}, {bits or 32} bits", share, most=1.03)
+
+
+def show_wire(rows: list[Any], one_pass: measure.Times, repeats: int) -> None:
+    """Compare encoding and decoding of 3 % as a Rice code with the same as a bitmap, in in-place passes."""
+    dim = rows[0].size
+    packed = [selection.top_k(row, np.zeros_like(row), count_kept(0.03, dim)) for row in rows]
+    messages: list[Any] = [{"y": Packed((row,), dim, kept=row.entries.size)} for row in packed]
+    expected = wire.expect_rows(messages[0])
+
+    def rice(i: int) -> None:
+        wire.decode(wire.encode(HEADER, messages[i], 0), {"y"}, expected=expected)
+
+    def bitmap(i: int) -> None:
+        row = packed[i]
+        data = b"".join([row.words.view(np.uint8).tobytes(), row.entries.tobytes()])
+        checksum = zlib.crc32(data)
+        words = np.frombuffer(data, np.uint64, row.words.size)
+        entries = np.frombuffer(data, np.float32, -1, row.words.nbytes)
+        assert int(np.bitwise_count(words).sum()) == row.entries.size
+        assert zlib.crc32(data) == checksum
+        assert (entries != 0).all()
+        PackedRow(words.copy(), entries.copy())
+
+    with threadpool_limits(1):
+        times = measure.run_in_turn(
+            {"3 %: rice": in_rotation(rice, ROWS), "3 %: bitmap": in_rotation(bitmap, ROWS)}, repeats=repeats, warm_up=2
+        )
+    measure.show(times)
+    extra = (times["3 %: rice"].middle - times["3 %: bitmap"].middle) / one_pass.middle
+    measure.judge_number("encode + decode beyond a bitmap : in-place pass", extra, most=3)
 
 
 if __name__ == "__main__":

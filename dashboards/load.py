@@ -243,8 +243,12 @@ def _load_nodes(path: Path, evaluations: int) -> NodeHistory | None:
     if not isinstance(channels, dict):
         raise InputError(f"{path}: damaged: channels must map names to bytes")
     totals = _to_floats(list(channels.values()), path, "channels")
+    try:
+        rounds = np.array([line["round"] for line in lines], dtype=np.int64)
+    except OverflowError:
+        raise InputError(f"{path}: damaged: a round has too many digits") from None
     return NodeHistory(
-        np.array([line["round"] for line in lines], dtype=np.int64), accuracy, distance, sent,
+        rounds, accuracy, distance, sent,
         dict(zip(map(str, channels), totals.tolist(), strict=True)),
     )
 

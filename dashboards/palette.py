@@ -5,6 +5,7 @@ because it cannot be seen on white, and black turns light on a dark page. There 
 second and third eight differ by the dash of their line.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -15,7 +16,8 @@ _COLOURS = (
 )
 _ORDER = (
     "c2dfb", "c2dfb_nc", "madsbo", "mdbo", "madsbo_gt", "vrdbo", "dsgda_gt", "sldbo",
-    "d_soba", "gossip_dsbo", "f2ba", "bome",
+    "d_soba", "gossip_dsbo", "f2ba", "bome", "sparkle", "storm_pl", "sun_dsbo", "slam",
+    "f2sa", "stocbio", "soba",
 )
 _DASHES = ("solid", "dash", "dot")
 _MATPLOTLIB_DASHES = {"solid": "-", "dash": (0, (4, 1.6)), "dot": (0, (1.2, 1.2))}
@@ -49,6 +51,13 @@ def get_style(algorithm: str) -> AlgorithmStyle:
 def sort_key(algorithm: str) -> tuple[int, str]:
     """Order algorithms the same way everywhere: built-in ones first."""
     return (_ORDER.index(algorithm) if algorithm in _ORDER else len(_ORDER), algorithm)
+
+
+def sample_colours(algorithms: Sequence[str]) -> list[str]:
+    """Return a colour per entry: the algorithm's own; if one occurs twice, all entries get colours of the scale."""
+    if len(set(algorithms)) < len(algorithms):
+        return sample_scale(len(algorithms))
+    return [get_style(algorithm).light for algorithm in algorithms]
 
 
 def sample_scale(count: int) -> list[str]:

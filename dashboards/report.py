@@ -12,6 +12,7 @@ from typing import Any
 
 from dbo.dashboards import ranking
 from dbo.dashboards.charts import curves, nodes
+from dbo.dashboards.charts.replay import ReplayPanel, build_replay_panels
 from dbo.dashboards.charts.sensitivity import build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns, group_runs
 from dbo.dashboards.load import RunCollection
@@ -89,16 +90,25 @@ def _build_data(runs: GroupedRuns) -> dict[str, Any]:
     """Return the data that the page's scripts draw."""
     styles = {name: get_style(name) for name in runs.algorithms}
     channels, oracles = nodes.stack_channels(runs), nodes.stack_oracle_calls(runs)
+    replay = build_replay_panels(runs)
     return {
         "styles": {name: [style.light, style.dark, style.dash] for name, style in styles.items()},
         "axisTitles": curves.AXIS_TITLES, "shortNames": curves.SHORT_NAMES,
         "panels": curves.build_panels(runs), "curves": curves.build_curves(runs),
         "incidents": curves.list_incidents(runs), "sensitivity": build_sensitivity_panels(runs),
         "channels": channels, "oracles": oracles, "heatmaps": nodes.build_heatmaps(runs),
-        "graphs": nodes.build_graphs(runs),
-        "scales": {str(n): sample_scale(n) for n in {len(bars["names"]) for bars in (channels, oracles) if bars}},
+        "graphs": nodes.build_graphs(runs), "replay": replay,
+        "scales": {str(n): sample_scale(n) for n in _count_colours(channels, oracles, replay)},
         "topologies": len({setting.topology for setting in runs.settings}),
     }
+
+
+def _count_colours(
+    channels: nodes.StackedBars | None, oracles: nodes.StackedBars | None, replay: Sequence[ReplayPanel]
+) -> set[int]:
+    """Return how many colours of the magnitude scale the figures need at once."""
+    groups = {len(one) for panel in replay for one in (panel["groups"], (panel["map"] or {"labels": ()})["labels"])}
+    return groups | {len(bars["names"]) for bars in (channels, oracles) if bars}
 
 
 def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection]:
@@ -150,6 +160,13 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
             "of averaging alone, from the largest error. Gradient steps and compression make curves fall more slowly, "
             f"or rise. {strip}",
             "All nodes agree at every evaluation, or there is no evaluation.", log=True,
+        ),
+        section(
+            "replay", "Time on other networks", "replay", data["replay"],
+            "Seconds to the target if the same packets travelled over another network (dbo replay): a node's sends "
+            "share its uplink, computing times are measured. The map shows who reaches the target first for each "
+            "latency and uplink, with equal nodes and no noise.",
+            "It needs at least two algorithms with recorded traffic, one of which reaches the target.",
         ),
         section(
             "channels", "Bytes by channel", "bars", data["channels"],

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dbo.platform.config.engines import LocalSettings
+from dbo.platform.engine.deadlines import call_within
 from dbo.platform.engine.placement import bundle_for, pack_nodes, release_idle_actors
-from dbo.platform.engine.ray_session import connect
+from dbo.platform.engine.ray_session import connect, find_lost_process
 from dbo.platform.errors import RunError
 from dbo.platform.runs.run_folder import RunFolder, read_metrics
 from dbo.platform.runs.schema import Summary, find_direction
@@ -39,9 +40,14 @@ if TYPE_CHECKING:                   # imported late elsewhere: Ray reads its env
 WORST_SCORE = 1e30          # what a cell scores in a search that has diverged or failed
 _MAX_FAILURES = 2           # how often a cell whose worker was lost resumes from its checkpoint
 _CPU_SHARE = 0.95           # of the CPUs for cells with actors: leaves space for a small run beside them
+_LOST_SECONDS = 20.0        # for which a process of the own cluster must be stopped or dead
 _IDLE_NOTICE_AFTER = 20.0   # seconds without a running cell after which we report the missing resources
 Bundles = list[dict[str, float]]
 TrialConfig = Mapping[str, Any]      # the configuration of one trial
+
+
+class _ClusterLostError(Exception):
+    """A process of Ray, without which Tune cannot go on, is stopped or dead."""
 
 
 class TuneRunner:
@@ -54,6 +60,7 @@ class TuneRunner:
         self._on_new_cell = on_new_cell                 # called after a search has sampled a cell
         self._sampled: dict[str, SweepCell] = {}        # cells of a search, by their values
         self._idle_since = self._idle_checked = time.monotonic()
+        self.is_over = False                            # Tune's loop must end: nobody waits for it any more
 
     def run(self, cells: Sequence[SweepCell]) -> None:
         """Run these cells, and all that a search has still to sample."""
@@ -110,7 +117,7 @@ class TuneRunner:
         )
         resources = TrialResources(
             {cell.name: self.make_bundles(cell) for cell in cells}, default=self.make_bundles(self.grid.base_cell))
-        tune.Tuner(
+        tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(run_trial, spec=spec), resources),
             param_space=space,
             tune_config=tune.TuneConfig(
@@ -122,7 +129,36 @@ class TuneRunner:
                 callbacks=[_make_callback(TrialEvents(self, log))],
                 failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
             ),
-        ).fit()
+        )
+        self._watch(tuner.fit, cells, log)
+
+    def _watch(self, fit: Callable[[], Any], cells: Sequence[SweepCell], log: SearchLog | None) -> None:
+        """Call `fit`, which waits for ever if the GCS or the raylet of the own cluster is stopped or dead.
+
+        If all cells have ended by then, so has the sweep.
+        """
+        lost_since: float | None = None
+
+        def look(waited: float) -> None:
+            nonlocal lost_since
+            lost = find_lost_process()
+            lost_since = None if lost is None else waited if lost_since is None else lost_since
+            if lost is not None and lost_since is not None and waited - lost_since >= _LOST_SECONDS:
+                raise _ClusterLostError(lost.partition(";")[0])
+
+        try:
+            call_within(math.inf, fit, look)
+        except BaseException as error:
+            self.is_over = True
+            if not isinstance(error, _ClusterLostError):
+                raise
+            is_sampled = log is None or len(log.cells) >= (self.sweep.trials or 0)
+            if not is_sampled or not all(map(self._has_ended, cells if log is None else log.cells)):
+                raise RunError(f"{error}; start the sweep again to continue it") from None
+
+    def _has_ended(self, cell: SweepCell) -> bool:
+        status = self.table.cells.get(cell.name)
+        return cell.read_summary(self.out) is not None or (status is not None and status.status == "stopped")
 
     # ---- searches and schedulers -------------------------------------------------------------------------------------
 
@@ -275,6 +311,8 @@ class TrialEvents:
         return {}           # Tune pickles its callbacks into a checkpoint that we never read
 
     def on_step_begin(self, iteration: int, trials: list["Trial"], **info: Any) -> None:
+        if self.runner.is_over:
+            raise RunError("the sweep has ended")
         self.runner.report_idle()
 
     def on_trial_start(self, iteration: int, trials: list["Trial"], trial: "Trial", **info: Any) -> None:

@@ -50,6 +50,12 @@ def test_torch_task_benchmark_runs() -> None:
     assert re.search("all samples : a batch per round" + JUDGED, output)
 
 
+def test_replay_benchmark_runs() -> None:
+    """The clock of many nodes is compared with that of few."""
+    output = run_benchmark("replay.py")
+    assert re.search("1000 nodes : 100 nodes" + JUDGED, output)
+
+
 @pytest.mark.slow
 def test_newsgroups_benchmark_runs() -> None:
     """A round is compared with a naive one of the same result and with an uncompressed one; memory is measured."""

@@ -57,7 +57,9 @@ RULES = {
     "platform/run.py": Rule(dbo=("dbo.platform.runs.runner",), libraries=frozenset()),
     "sweeps": Rule(dbo=(*RUNS, "dbo.sweeps")),
     # A dashboard reads files, so it needs neither a cluster nor a tracking server.
-    "dashboards": Rule(dbo=(*RECORDED, "dbo.dashboards"), never=frozenset({"ray", "mlflow"})),
+    "dashboards": Rule(
+        dbo=(*RECORDED, "dbo.platform.runs.replay", "dbo.platform.network.timing", "dbo.dashboards"),
+        never=frozenset({"ray", "mlflow"})),
     "dbo": Rule(dbo=("dbo",)),
 }
 # From the repo root a package folder can also be found as a top-level name, which would load its modules twice.

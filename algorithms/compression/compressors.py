@@ -10,11 +10,12 @@ The message of a row with NaN or inf is not finite either: otherwise a diverged 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from dbo.algorithms.compression.grid import quantize_rows, quantized_share
 from dbo.algorithms.gossip import Message, dense
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
@@ -36,7 +37,8 @@ class Compressor(Protocol):
 
 
 COMPRESSORS: Registry[type[Compressor]] = Registry(
-    "compressor", dict.fromkeys(("identity", "top_k", "rand_k", "qsgd", "sign"), __name__),
+    "compressor",
+    dict.fromkeys(("identity", "top_k", "rand_k", "row_top_k", "top_share", "lazy", "qsgd", "sign"), __name__),
     methods=("__call__", "contraction"),
 )
 
@@ -59,21 +61,32 @@ class Identity:
         return 1.0
 
 
+Levels = Literal["log", "uniform"]
+
+_BITS = "bits of a sent value, sign included, on levels of the row's largest magnitude; null: floats"
+_LEVELS = "levels of quantized values: logarithmic (relative error) or uniform (absolute error)"
+
+
 @compressor("top_k")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK:
     """Keeps the largest entries by magnitude, unscaled."""
 
     ratio: float = param(0.2, gt=0, le=1, help="share of the entries that is kept; at least one is")
+    bits: int | None = param(None, ge=2, le=16, help=_BITS)
+    levels: Levels = param("log", help=_LEVELS)
 
     def __call__(self, rows: Array, key: Key, channel: str) -> Message:
-        dim = rows.shape[1]
-        k = count_kept(self.ratio, dim)
-        return Message(keep_largest(rows, k), form="sparse", kept=k)
+        k = count_kept(self.ratio, rows.shape[1])
+        return send_kept(keep_largest(rows, k), k, self.bits, self.levels)
 
     def contraction(self, dim: int) -> float:
-        """δ = k/d, k = max(1, ⌊ratio · d⌋): the kept k entries hold at least their share of ‖v‖²."""
-        return count_kept(self.ratio, dim) / dim
+        """δ = q k/d, k = max(1, ⌊ratio · d⌋): the kept k entries hold at least their share of ‖v‖².
+
+        q = 1 for floats; quantized entries keep a share q of their ‖·‖², `quantized_share`.
+        """
+        k = count_kept(self.ratio, dim)
+        return share_left(self.bits, self.levels, k) * k / dim
 
 
 @compressor("rand_k")
@@ -82,6 +95,8 @@ class RandK:
     """Keeps randomly sampled entries, unscaled."""
 
     ratio: float = param(0.2, gt=0, le=1, help="share of the entries that is kept; at least one is")
+    bits: int | None = param(None, ge=2, le=16, help=_BITS)
+    levels: Levels = param("log", help=_LEVELS)
 
     def __call__(self, rows: Array, key: Key, channel: str) -> Message:
         dim = rows.shape[1]
@@ -89,14 +104,122 @@ class RandK:
         dropped = np.ones(rows.shape, dtype=bool)
         for row, generator in zip(dropped, key.generators(f"rand_k {channel}"), strict=True):
             row[generator.choice(dim, size=k, replace=False, shuffle=False)] = False
-        return Message(_drop(rows, _on_device_of(rows, dropped)), form="sparse", kept=k)
+        return send_kept(_drop(rows, _on_device_of(rows, dropped)), k, self.bits, self.levels)
 
     def contraction(self, dim: int) -> float:
-        """δ = k/d, k = max(1, ⌊ratio · d⌋), in expectation: every entry is kept with probability k/d.
+        """δ = q k/d, k = max(1, ⌊ratio · d⌋), in expectation: every entry is kept with probability k/d.
 
         Scaling by d/k would make it unbiased with variance ω = d/k − 1; the contractive Q/(1 + ω) is this one again.
+        q = 1 for floats; quantized entries keep a share q of their ‖·‖², `quantized_share`.
         """
-        return count_kept(self.ratio, dim) / dim
+        k = count_kept(self.ratio, dim)
+        return share_left(self.bits, self.levels, k) * k / dim
+
+
+@compressor("row_top_k")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTopK:
+    """Keeps the groups of consecutive entries with the largest norms: rows of a matrix, e.g. features of a model."""
+
+    ratio: float = param(0.2, gt=0, le=1, help="share of the groups that is kept; at least one is")
+    width: int = param(1, ge=1, le=2**16 - 1, help="entries of a group, e.g. classes; must divide the row's entries")
+
+    def __call__(self, rows: Array, key: Key, channel: str) -> Message:
+        xp = array_namespace(rows)
+        nodes, dim = rows.shape
+        self._check(dim)
+        groups = xp.reshape(rows, (nodes, -1, self.width))
+        largest = xp.max(abs(groups), axis=2, keepdims=True)
+        finite = xp.isfinite(largest)
+        # No square overflows or underflows; the norm of a group with NaN or inf is NaN, which is kept first.
+        scaled = xp.where(finite, groups, 0.0) / xp.where(finite & (largest > 0), largest, 1.0)
+        norms = xp.where(finite, largest, xp.nan)[:, :, 0] * xp.sqrt(xp.sum(scaled * scaled, axis=2))
+        k = count_kept(self.ratio, dim // self.width)
+        dropped = xp.broadcast_to((keep_largest(norms, k) == 0)[:, :, None], groups.shape)
+        values = xp.reshape(_drop(groups, dropped), (nodes, dim))
+        return Message(values, form="sparse", kept=k * self.width, width=self.width)
+
+    def contraction(self, dim: int) -> float:
+        """δ = k/n, k = max(1, ⌊ratio · n⌋) of n = d/width groups: the kept ones hold at least their share of ‖v‖²."""
+        self._check(dim)
+        return count_kept(self.ratio, dim // self.width) / (dim // self.width)
+
+    def _check(self, dim: int) -> None:
+        if dim % self.width:
+            raise ValueError(f"width: {self.width} is not allowed; must divide the {dim} entries of a row")
+
+
+@compressor("top_share")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopShare:
+    """Keeps as few of the largest entries as hold a given share of the row's squared norm."""
+
+    share: float = param(0.9, gt=0, le=1, help="share of ‖v‖² that the kept entries hold")
+    ratio: float = param(0.2, gt=0, le=1, help="share of the entries that is kept at most; at least one is")
+    bits: int | None = param(None, ge=2, le=16, help=_BITS)
+    levels: Levels = param("log", help=_LEVELS)
+
+    def __call__(self, rows: Array, key: Key, channel: str) -> Message:
+        xp = array_namespace(rows)
+        k = count_kept(self.ratio, rows.shape[1])
+        largest = keep_largest(rows, k)
+        finite, clean, top = _zero_nonfinite(largest)
+        squares = (clean / xp.where(top > 0, top, 1)[:, None]) ** 2
+        _, whole, _ = _zero_nonfinite(rows)
+        total = xp.sum((whole / xp.where(top > 0, top, 1)[:, None]) ** 2, axis=1)
+        # The sum of the squares that are larger: an entry is kept unless those in front of it suffice.
+        order = xp.argsort(-squares, axis=1, stable=True)
+        ranked = xp.take_along_axis(squares, order, axis=1)
+        ahead = xp.cumulative_sum(ranked, axis=1) - ranked
+        needed = xp.astype(ahead < self.share * total[:, None], xp.int64)
+        counts = xp.sum(needed, axis=1)
+        rank = xp.argsort(order, axis=1, stable=True)
+        dropped = (rank >= counts[:, None]) & finite[:, None]
+        return send_kept(_drop(largest, dropped), k, self.bits, self.levels)
+
+    def contraction(self, dim: int) -> float:
+        """δ = q min(share, k/d), k = max(1, ⌊ratio · d⌋): the share, or what top-k guarantees where it ends first."""
+        k = count_kept(self.ratio, dim)
+        return share_left(self.bits, self.levels, k) * min(self.share, k / dim)
+
+
+@compressor("lazy")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lazy:
+    """Keeps the largest entries by magnitude; sends nothing, in one byte, while the row is small."""
+
+    threshold: float = param(1e-3, ge=0, help="root mean square of a row's entries up to which it is not sent")
+    decay: float = param(0.99, gt=0, le=1, help="the threshold of a round is threshold · decay^round")
+    ratio: float = param(0.2, gt=0, le=1, help="share of the entries that is kept; at least one is")
+    bits: int | None = param(None, ge=2, le=16, help=_BITS)
+    levels: Levels = param("log", help=_LEVELS)
+
+    def __call__(self, rows: Array, key: Key, channel: str) -> Message:
+        xp = array_namespace(rows)
+        k = count_kept(self.ratio, rows.shape[1])
+        finite, clean, largest = _zero_nonfinite(rows)
+        scaled = clean / xp.where(largest > 0, largest, 1)[:, None]      # no square overflows or underflows
+        size = largest * xp.sqrt(xp.mean(scaled * scaled, axis=1))
+        silent = finite & (size <= self.threshold * self.decay**key.round)
+        small = xp.broadcast_to(silent[:, None], rows.shape)
+        return send_kept(keep_largest(_drop(rows, small), k), k, self.bits, self.levels)
+
+    def contraction(self, dim: int) -> float:
+        """δ of top-k, apart from an error of at most d τ² in a round with the threshold τ, which decays to 0."""
+        return TopK(ratio=self.ratio, bits=self.bits, levels=self.levels).contraction(dim)
+
+
+def send_kept(rows: Array, k: int, bits: int | None, levels: Levels) -> Message:
+    """Return the message of rows whose dropped entries are 0, quantized unless `bits` is None."""
+    if bits is None:
+        return Message(rows, form="sparse", kept=k)
+    values, grid = quantize_rows(rows, bits, levels == "log")
+    return Message(values, form="sparse", kept=k, grid=grid)
+
+
+def share_left(bits: int | None, levels: Levels, k: int) -> float:
+    """Return the share of ‖·‖² that k sent entries keep."""
+    return 1.0 if bits is None else quantized_share(bits, levels == "log", k)
 
 
 @compressor("qsgd")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dbo.algorithms.compression.compressors import Compressor, TopK, count_kept
+from dbo.algorithms.compression.grid import Grid
 from dbo.algorithms.gossip import Message, Packed, PackedSum
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
@@ -56,7 +57,7 @@ def _kernels() -> Any:
 @cache
 def compile_kernels(dtype: str) -> None:
     """Compile the kernels for one dtype, or load them from the cache: not in the middle of a measurement."""
-    from dbo.algorithms.kernels import selection
+    from dbo.algorithms.kernels import marks, selection
 
     kernels, form = _kernels(), selection.fastest_form()
     if not _is_cached(form.gather):
@@ -81,6 +82,7 @@ def compile_kernels(dtype: str) -> None:
     for count, kernel in enumerate(kernels.PACKED_SUMS, start=1):
         kernel(v, *(one, words, w) * count)
     all_finite(v[None])
+    marks.compile_kernels()
 
 
 def _is_cached(kernel: Any) -> bool:
@@ -226,7 +228,19 @@ def compress_residual(
         from dbo.algorithms.kernels import selection
 
         k = count_kept(q.ratio, v.shape[1])
+        if q.bits is not None:
+            return _quantize_residual(q, q.bits, v, reference, k)
         rows = map_rows(lambda i: selection.top_k(v[i], reference[i], k), len(v))
         return Packed(tuple(rows), v.shape[1], kept=k), reference
     message = q(v - reference, key, channel)
     return message, add_in_place(reference, (1, message.values))
+
+
+def _quantize_residual(q: TopK, bits: int, v: Array, reference: Array, k: int) -> tuple[Packed, Array]:
+    """Do the same for wide rows and quantized values."""
+    from dbo.algorithms.kernels import selection
+
+    log = q.levels == "log"
+    rows = map_rows(lambda i: selection.top_k_quantized(v[i], reference[i], k, bits, log), len(v))
+    scales, spans = np.array([scale for _, scale, _ in rows], dtype=v.dtype), np.array([span for _, _, span in rows])
+    return Packed(tuple(row for row, _, _ in rows), v.shape[1], kept=k, grid=Grid(bits, log, scales, spans)), reference

@@ -20,8 +20,9 @@ from numba.core import cgutils, registry, types
 from numba.cpython.unsafe import numbers
 
 from dbo.algorithms.compression.compressors import keep_largest
+from dbo.algorithms.compression.grid import quantize_entries
 from dbo.algorithms.gossip import PackedRow
-from dbo.algorithms.kernels.compiled import compiled
+from dbo.algorithms.kernels.compiled import add_packed1, compiled
 from dbo.algorithms.protocol import Array
 
 llvm: Any = cgutils
@@ -57,8 +58,24 @@ def fastest_form() -> Form:
     return VECTOR if "+avx512f" in features.split(",") and not processor.startswith("znver") else SCALAR
 
 
-def top_k(v: Array, reference: Array, k: int) -> PackedRow:
-    """Pack the k largest |v − reference| of a row, ties by position, NaN first, and add them to the reference."""
+def top_k_quantized(v: Array, reference: Array, k: int, bits: int, log: bool) -> tuple[PackedRow, Any, int]:
+    """Do the same with quantized entries; return the row with its scale and span."""
+    row = top_k(v, reference, k, np.empty_like(reference))
+    entries, scale, span = quantize_entries(row.entries, bits, log)
+    words = row.words
+    if not entries.all():
+        unpacked = np.unpackbits(words.view(np.uint8), bitorder="little")
+        unpacked[row.positions(v.size)[entries == 0]] = 0
+        words, entries = np.packbits(unpacked, bitorder="little").view(np.uint64), entries[entries != 0]
+    add_packed1(reference, v.dtype.type(1), words, entries)
+    return PackedRow(words, entries), scale, span
+
+
+def top_k(v: Array, reference: Array, k: int, target: Array | None = None) -> PackedRow:
+    """Pack the k largest |v − reference| of a row, ties by position, NaN first, and add them to the reference.
+
+    With a `target` they are added to that instead, which may be memory of any content.
+    """
     form = fastest_form()
     dim, number = v.size, v.dtype.type
     tiny = np.nextafter(number(0), number(1))
@@ -78,21 +95,21 @@ def top_k(v: Array, reference: Array, k: int) -> PackedRow:
         entries, found = np.empty(dim + 4096, dtype=v.dtype), np.empty(dim + 4096, dtype=v.dtype)
         count, inside, has_nan = form.gather(v, reference, tiny, number(np.inf), words, entries, found)
     if has_nan:
-        return _top_k_with_nan(v, reference, k)
+        return _top_k_with_nan(v, reference, k, reference if target is None else target)
     least, ties = tiny, dim
     if count >= k:                              # else fewer than k are nonzero, and zeros are not sent
         candidates, rank = found[:inside], count - k
         candidates.partition(rank)
         least = candidates[rank]
         ties = k - (count - inside) - int(np.count_nonzero(candidates > least))
-    count = form.settle(reference, least, ties, words, entries)
+    count = form.settle(reference if target is None else target, least, ties, words, entries)
     return PackedRow(words, entries[:count])
 
 
-def _top_k_with_nan(v: Array, reference: Array, k: int) -> PackedRow:
+def _top_k_with_nan(v: Array, reference: Array, k: int, target: Array) -> PackedRow:
     """Do the same for a row with NaN, without kernels: it ends the run, so it need not be fast."""
     values = keep_largest((v - reference)[None], k)[0]
-    reference += values
+    target += values
     return PackedRow.of(values)
 
 

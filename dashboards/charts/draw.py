@@ -7,10 +7,11 @@ import numpy as np
 
 from dbo.dashboards.charts import nodes
 from dbo.dashboards.charts.curves import AXIS_TITLES, Curve, build_curves, list_incidents, mean_spectral_gap
+from dbo.dashboards.charts.replay import build_replay_panels, draw_map, draw_times
 from dbo.dashboards.charts.sensitivity import SensitivityPanel, build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns
 from dbo.dashboards.load import RunData, Series
-from dbo.dashboards.palette import get_style, sample_scale
+from dbo.dashboards.palette import get_style, sample_colours, sample_scale
 from dbo.dashboards.topology import draw_graph, has_graph
 
 if TYPE_CHECKING:
@@ -283,6 +284,19 @@ def _draw_topology(runs: GroupedRuns) -> NamedFigures:
     yield "topology", figure
 
 
+def _draw_replay(runs: GroupedRuns) -> NamedFigures:
+    """Draw time to the target by network, and the map of winners, of each setting that has both."""
+    panels = [panel for panel in build_replay_panels(runs) if panel["map"] is not None]
+    for number, panel in enumerate(panels):
+        figure, axes = create_figure(PAGE_WIDTH, 2.6, 1, 2, bottom=0.55, top=0.3, gaps=(0.75, 0.3))
+        styles = sample_colours([group["algorithm"] for group in panel["groups"]])
+        colours = dict(zip([group["label"] for group in panel["groups"]], styles, strict=True))
+        draw_times(axes[0][0], panel, colours)
+        assert panel["map"] is not None
+        draw_map(axes[0][1], panel["map"], colours)
+        yield "replay" if len(panels) == 1 else f"replay-{number + 1}", figure
+
+
 def _to_array(values: Sequence[float | None]) -> Series:
     return np.array(values, dtype=np.float64)
 
@@ -291,5 +305,5 @@ DRAWERS: dict[str, Callable[[GroupedRuns], NamedFigures]] = {
     "accuracy": _draw_accuracy, "loss": _draw_loss, "sensitivity": _draw_sensitivity, "consensus": _draw_consensus,
     "channels": lambda runs: _draw_bars(nodes.stack_channels(runs), "channels", "MB broadcast"),
     "oracles": lambda runs: _draw_bars(nodes.stack_oracle_calls(runs), "oracles", "oracle calls per node"),
-    "nodes": _draw_heatmap, "topology": _draw_topology,
+    "nodes": _draw_heatmap, "topology": _draw_topology, "replay": _draw_replay,
 }

@@ -199,6 +199,55 @@ function sensitivityPanel(panel) {
   })};
 }
 
+/** Colours of groups: the algorithm's own, or a scale where variants of one algorithm are compared. */
+function groupColours(algorithms) {
+  const isUnique = new Set(algorithms).size === algorithms.length;
+  return algorithms.map((name, i) => isUnique ? colourOf(name) : DATA.scales[algorithms.length][i]);
+}
+
+function replayPanel(panel) {
+  const colours = groupColours(panel.groups.map(group => group.algorithm)), count = panel.groups.length;
+  const data = panel.groups.map((group, k) => {
+    const found = [...group.times.keys()].filter(i => group.times[i]);
+    return {
+      type: "scatter", mode: "markers", x: found.map(i => i + .6 * (k + .5) / count - .3), y: found.map(i => group.times[i][0]),
+      marker: {color: colours[k], size: 9}, name: group.label, customdata: found.map(i => panel.networks[i]),
+      error_y: {
+        type: "data", symmetric: false, color: colours[k], thickness: 1.2, width: 3,
+        array: found.map(i => group.times[i][2] === null ? 0 : group.times[i][2] - group.times[i][0]),
+        arrayminus: found.map(i => group.times[i][1] === null ? 0 : group.times[i][0] - group.times[i][1]),
+      },
+      hovertemplate: `<b>${escapeHtml(group.label)}</b> · %{customdata}<br>%{y:.4~g} s<extra></extra>`,
+    };
+  });
+  return {data, layout: createLayout({
+    showlegend: true, legend: {orientation: "h", y: 1.02, yanchor: "bottom"},
+    xaxis: {tickvals: [...panel.networks.keys()], ticktext: panel.networks, range: [-.5, panel.networks.length - .5]},
+    yaxis: {title: {text: "seconds"}, type: "log"},
+  })};
+}
+
+function winnersPanel(panel) {
+  const {map} = panel, colours = groupColours(map.algorithms), last = Math.max(map.labels.length - 1, 1);
+  const text = map.winners.map((row, i) => row.map((_, j) => map.labels
+    .map((label, k) => [map.seconds[k][i][j], label]).sort((a, b) => a[0] - b[0])
+    .map(([seconds, label]) => `${escapeHtml(label)}: ${formatNumber(seconds)} s`).join("<br>")));
+  const shown = new Set(map.winners.flat());
+  const legend = map.labels.map((label, k) => ({
+    type: "scatter", mode: "markers", x: [null], y: [null], name: label, showlegend: shown.has(k),
+    marker: {symbol: "square", size: 11, color: colours[k]},
+  }));
+  return {data: [{
+    type: "heatmap", x: map.latencies.map(String), y: map.bandwidths.map(String), z: map.winners, zmin: 0, zmax: last,
+    colorscale: map.labels.length > 1 ? colours.map((c, k) => [k / last, c]) : [[0, colours[0]], [1, colours[0]]],
+    showscale: false, xgap: 1, ygap: 1, text, hovertemplate: "%{x} ms, %{y} Mbit/s<br>%{text}<extra></extra>",
+  }, ...legend], layout: createLayout({
+    showlegend: true, legend: {orientation: "h", y: 1.02, yanchor: "bottom"},
+    xaxis: {title: {text: "latency (ms, one way)"}, type: "category", showgrid: false},
+    yaxis: {title: {text: "uplink (Mbit/s)"}, type: "category", showgrid: false},
+  })};
+}
+
 function barsPanel(source, rows, unit) {
   const bars = DATA[source], colours = DATA.scales[bars.names.length], shown = rows.filter(i => !hidden.has(bars.algorithms[i]));
   const totals = shown.map(i => bars.names.reduce((sum, name) => sum + (bars.values[name][i] || 0), 0));

@@ -197,7 +197,27 @@ function buildTopology(figure) {
   ];
 }
 
-const BUILDERS = {curves: buildCurves, sensitivity: buildSensitivity, bars: buildBars, heatmap: buildHeatmap, topology: buildTopology};
+function buildReplay(figure) {
+  setColumns(figure, 2);
+  for (const panel of DATA.replay) {
+    const title = DATA.replay.length > 1 ? `${panel.setting}: ` : "";
+    const {box} = addPanel(figure, `${title}seconds to ${panel.target}`, 340, () => replayPanel(panel));
+    if (panel.map) addPanel(figure, `${title}first to reach ${panel.target}`, 340, () => winnersPanel(panel));
+    else box.classList.add("wide");
+    const cells = (row, tag) => createElement("tr", {}, ...row.map((text, i) => createElement(tag, i ? {class: "n"} : {}, text)));
+    figure.querySelector(".plots").append(createElement("div", {class: "scroll wide"}, createElement("table", {},
+      createElement("thead", {}, cells([`${title}seconds`, ...panel.networks], "th")),
+      createElement("tbody", {}, ...panel.table.map(row => cells(row, "td"))))));
+  }
+  csvSources[figure.id] = () => [
+    ["setting", "target", "algorithm", "network", "seconds", "low", "high"],
+    ...DATA.replay.flatMap(panel => panel.groups.flatMap(group => group.times.map((times, i) => [
+      panel.setting, panel.target, group.label, panel.networks[i], ...(times || ["", "", ""]),
+    ]))),
+  ];
+}
+
+const BUILDERS = {replay: buildReplay, curves: buildCurves, sensitivity: buildSensitivity, bars: buildBars, heatmap: buildHeatmap, topology: buildTopology};
 
 function formatCsvCell(value) {
   let text = value === null || value === undefined ? "" : String(value);

@@ -14,6 +14,7 @@ from dbo.platform.cli.compare import compare_algorithms
 from dbo.platform.cli.console import console
 from dbo.platform.cli.doctor import check_machine
 from dbo.platform.cli.listing import list_components
+from dbo.platform.cli.replay import replay_runs
 from dbo.platform.cli.report import write_report
 from dbo.platform.cli.run import run_experiment
 from dbo.platform.cli.submit import submit_job
@@ -39,6 +40,7 @@ app.command("sweep")(run_sweep)
 app.command("check")(check_runs)
 app.command("tune")(tune_steps)
 app.command("report")(write_report)
+app.command("replay")(replay_runs)
 app.command("watch")(watch_run)
 app.command("ui")(serve_ui)
 app.command("list")(list_components)

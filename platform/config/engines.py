@@ -30,7 +30,10 @@ class RaySettings:
 
     # These do not influence results: they may differ when a run is resumed.
     runtime_only: ClassVar[frozenset[str]] = frozenset(
-        {"address", "placement", "placement_timeout", "step_timeout", "heartbeat_timeout", "max_recoveries"}
+        {
+            "address", "placement", "placement_timeout", "step_timeout", "heartbeat_timeout", "max_recoveries",
+            "transport",
+        }
     )
 
     nodes_per_actor: int | Literal["auto"] = param("auto", help="rows per actor; auto: as few as fit")
@@ -44,6 +47,8 @@ class RaySettings:
     step_timeout: float = param(600.0, gt=0, help="seconds to wait for a step before actors count as lost")
     heartbeat_timeout: float = param(
         20.0, gt=0, help="seconds without a sign of life before an actor counts as lost")
+    transport: Literal["auto", "object_store"] = param(
+        "auto", help="auto: small packets between actors on one machine through sockets; object_store: all through Ray")
     max_recoveries: int = param(100, ge=0, help="how often lost actors are replaced before the run fails")
 
     def __post_init__(self) -> None:

@@ -58,15 +58,15 @@ def max_counts(blocks: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 class Engine(Protocol):
-    """Run all blocks of a network, one synchronous round at a time.
+    """Run all blocks of a network, in synchronous rounds.
 
     Every method may raise `BlocksLost` if processes have died. Then call `replace_lost`, `restore`, and continue.
     """
 
     blocks: Blocks
 
-    def advance(self, round_: int) -> None:
-        """Run round `round_` (1, 2, …) on every block."""
+    def advance(self, first: int, last: int | None = None) -> None:
+        """Run rounds `first` (1, 2, …) to `last` on every block; None: only the first."""
 
     def rows(self, name: str) -> Array | None:
         """Return x, y, z or direction of all nodes in node order; None if the state has no such rows."""
@@ -79,6 +79,9 @@ class Engine(Protocol):
 
     def counters(self) -> Mapping[str, int]:
         """Return the oracle calls per node since the start, the maximum over nodes."""
+
+    def compute_seconds(self) -> list[float]:
+        """Return the computing time of each block since the start or the last `restore`."""
 
     def ledger(self) -> Ledger:
         """Return bytes, values and packets of all nodes since the start."""

@@ -5,7 +5,9 @@ other blocks, until a step returns None. Neighbours in the same block exchange r
 are counted alike.
 """
 
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+import time
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias
@@ -63,6 +65,7 @@ class BlockView:
     first_nonfinite: str | None
     counters: dict[str, int]
     ledger: Flat
+    seconds: float                  # of computing since the start or the last `restore`
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +137,19 @@ class Block:
         self._plans = {("edges", frozenset[int]()): plan_gossip(network, self.ids, self.device)}
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
+        # Processor time: other processes may use the cores meanwhile. A GPU works beside the processor.
+        self._clock = time.process_time if isinstance(self.device, Cpu) else time.perf_counter
         self._start()
 
     def _start(self) -> None:
+        self.seconds = 0.0
         self.shard.calls[:] = 0
         self.ledger = Ledger(self.ids, self._network.degree[list(self.ids)])
         if can_fuse(self.shard.y0):
             compile_kernels(self.shard.y0.dtype.name)
         self.state: Any = init_state(self.algorithm, self.shard, self._schedules.apply(self.config, 0))
         self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flatten(self.state).items()}
-        self._sent = 0                       # packets of the last round that has ended
+        self.packets_before = 0              # packets of the last round that has ended
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
 
@@ -155,13 +161,24 @@ class Block:
         coroutine = self.algorithm.round(self.state, self.shard, config)
         if not isinstance(coroutine, Coroutine):
             raise ProtocolError(f"{self.algorithm.name}: its round is {_describe(coroutine)}; must be an `async def`")
-        return self._run(_Round(round_, coroutine), None)
+        with self._measure():
+            return self._run(_Round(round_, coroutine), None)
 
     def step(self, received: Received) -> Packets | None:
         """Mix the neighbours' packets; return the next packets, or None when the round has ended."""
         if self._round is None:
             raise ProtocolError("a step without a round")
-        return self._run(self._round, self._mix(self._round, received))
+        with self._measure():
+            return self._run(self._round, self._mix(self._round, received))
+
+    @contextmanager
+    def _measure(self) -> Iterator[None]:
+        """Add the time of what is inside to the computing time."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds += self._clock() - start
 
     def _run(self, current: _Round, mixed: tuple[Array | PackedSum, ...] | None) -> Packets | None:
         """Run the coroutine up to its next packet, or to its end."""
@@ -180,7 +197,7 @@ class Block:
     def progress(self) -> Progress:
         """Return the number of packets sent in this round, and whether the round is open."""
         if self._round is None:
-            return Progress(self._sent, is_open=False)
+            return Progress(self.packets_before, is_open=False)
         return Progress(self._round.step + 1, is_open=True)
 
     def abandon(self) -> None:
@@ -291,7 +308,7 @@ class Block:
                     f"{name}: state.{path} is {array.dtype} {tuple(array.shape)} after the round; "
                     f"init made it {dtype} {shape}"
                 )
-        self.state, self._round, self._sent = state, None, packets
+        self.state, self._round, self.packets_before = state, None, packets
         self.shard.forget_batch()
 
     # ---- evaluation and checkpoints --------------------------------------------------------------------------------
@@ -312,7 +329,7 @@ class Block:
     def view(self) -> BlockView:
         """Return everything that an evaluation needs of this block."""
         rows = {name: self.rows(name) for name in EVALUATED}
-        return BlockView(rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export())
+        return BlockView(rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export(), self.seconds)
 
     def first_nonfinite(self) -> str | None:
         """Return the name of the first state array that contains NaN or inf; None if there is none."""
@@ -338,7 +355,7 @@ class Block:
         The block keeps the arrays themselves: rounds may write into them.
         """
         self.abandon()
-        self.epoch = epoch
+        self.epoch, self.seconds = epoch, 0.0
         if flat is None:
             self._start()
             return

@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 from dbo.algorithms.api import Array
 from dbo.algorithms.kernels import fused
 from dbo.platform.errors import RunError
-from dbo.platform.network.codecs import EncodedRow
+from dbo.platform.network.decoding import EncodedRow
 from dbo.tasks.api import Shard as TaskShard
 from dbo.tasks.kernels.threads import set_threads as set_task_threads
 

@@ -124,6 +124,17 @@ class Heartbeats:
                 silent[block] = f"process {place.pid} is stopped"
         return silent
 
+    def end_stopped(self, pids: Iterable[int]) -> list[int]:
+        """Kill processes on this machine that are stopped for half of the timeout; return them.
+
+        An actor that has not answered yet has no known place. Ray reports the death of its process.
+        """
+        now = time.monotonic()
+        states = read_states(pids)
+        ended = [pid for pid in states if self._is_stopped(Place("", pid), states, now)]
+        kill_processes(ended)
+        return ended
+
     def end(self, blocks: Iterable[int]) -> None:
         """Kill the processes of silent blocks where they can be reached."""
         by_machine: dict[str, list[int]] = {}

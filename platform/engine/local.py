@@ -46,7 +46,11 @@ class LocalEngine:
             ]
         self.blocks: Blocks = [list(ids) for ids in blocks]
 
-    def advance(self, round_: int) -> None:
+    def advance(self, first: int, last: int | None = None) -> None:
+        for round_ in range(first, (last or first) + 1):
+            self.run_round(round_)
+
+    def run_round(self, round_: int) -> None:
         with numeric_context(self._pools, self._threads):
             outgoing = [block.begin(round_) for block in self.local_blocks]
             while is_round_open(self.blocks, [block.progress() for block in self.local_blocks]):
@@ -72,6 +76,9 @@ class LocalEngine:
 
     def counters(self) -> Mapping[str, int]:
         return max_counts(block.shard.counters() for block in self.local_blocks)
+
+    def compute_seconds(self) -> list[float]:
+        return [block.seconds for block in self.local_blocks]
 
     def ledger(self) -> Ledger:
         return Ledger.merge([block.ledger for block in self.local_blocks])

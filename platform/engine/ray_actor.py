@@ -1,12 +1,14 @@
 """Host a block of nodes in a Ray actor: `BlockActor` wraps `Block`.
 
-No method waits: a step takes the packets of the neighbouring blocks as arguments, which Ray fetches before the call,
-and returns the block's own packets into the object store. The driver handles references to them only.
+Packets travel in one of two ways (`engine.transport`). Through the object store: a step takes the packets of the
+neighbouring blocks as arguments, which Ray fetches before the call, and returns the block's own packets. The driver
+handles references to them only, and no method waits. Through sockets (`peer_sockets.py`): one call runs many rounds.
 """
 
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from dbo.platform.config.plugins import ShippedPlugin, receive
 from dbo.platform.engine.block import Block, BlockView, Packets, Progress
 from dbo.platform.engine.device import numeric_context, select_device, trim_memory
 from dbo.platform.engine.heartbeat import Place
+from dbo.platform.engine.peer_sockets import NeighbourLost, PeerSockets
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.errors import NodeFailure
 from dbo.platform.network.topology import Network
@@ -35,9 +38,14 @@ T = TypeVar("T")
 
 def pack(packets: Packets) -> Payload:
     """Join the packets of a block in one buffer."""
-    table = np.array([len(packets), *packets, *map(len, packets.values())], dtype=np.int64)
-    joined = b"".join([table.tobytes(), *packets.values()])
+    joined = pack_bytes(packets)
     return joined if len(joined) < _SMALL else np.frombuffer(joined, dtype=np.uint8)
+
+
+def pack_bytes(packets: Packets) -> bytes:
+    """Join packets in one buffer, wherever it travels."""
+    table = np.array([len(packets), *packets, *map(len, packets.values())], dtype=np.int64)
+    return b"".join([table.tobytes(), *packets.values()])
 
 
 def unpack(payloads: Sequence[Payload]) -> dict[int, memoryview]:
@@ -54,15 +62,26 @@ def unpack(payloads: Sequence[Payload]) -> dict[int, memoryview]:
     return packets
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a block has come in a call of `run_rounds`."""
+
+    round: int                      # that it has begun last
+    progress: Progress              # in that round
+    before: int                     # packets of the last round that has ended
+
+
 class BlockActor:
     """Host one block after another. Every error is a `NodeFailure` with nodes, round and phase."""
 
     def __init__(self) -> None:
         self._block: Block | None = None
         self._ids: tuple[int, ...] = ()
-        self._epoch = self._round = 0
+        self._epoch = self._round = self._step = 0
         self._threads, self._pools = 1, ThreadpoolController()
         self._failure: NodeFailure | None = None
+        self._peers: PeerSockets | None = None
+        self._links: dict[int, frozenset[int]] = {}       # neighbouring block → the nodes whose packets it needs
 
     def load_plugins(self, plugins: tuple[ShippedPlugin, ...]) -> None:
         """Run the plugins of an experiment: `assign` is called after it and unpickles objects of their classes."""
@@ -111,6 +130,7 @@ class BlockActor:
 
     def idle(self) -> None:
         """Release rows, state and data; the process waits for the next block."""
+        self._disconnect()
         if self._block is not None:
             self._block.abandon()
             self._block = None
@@ -122,8 +142,7 @@ class BlockActor:
         nothing. A step that misses packets because a neighbour's round has ended does nothing either: the driver sees
         in the blocks' progress that they disagree.
         """
-        if epoch != self._epoch:      # a late call must not change the state of this epoch
-            raise RuntimeError(f"a call of epoch {epoch} reached a block of epoch {self._epoch}")
+        self._check_epoch(epoch)
         self._round = round_
 
         def run() -> Packets | None:
@@ -137,11 +156,85 @@ class BlockActor:
         packets = self._guard(f"step {number}", run)
         return None if packets is None else pack(packets)
 
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:      # a late call must not change the state of this epoch
+            raise RuntimeError(f"a call of epoch {epoch} reached a block of epoch {self._epoch}")
+
     def report_step(
         self, epoch: int, round_: int, number: int, *payloads: Payload | None
     ) -> tuple[Payload | None, Progress]:
         """Run one step as `step` does; return its packets, and how far the block is, as two objects."""
         return self.step(epoch, round_, number, *payloads), self.block.progress()
+
+    # ---- sockets ---------------------------------------------------------------------------------------------------
+
+    def listen(self, epoch: int, number: int, links: Mapping[int, Sequence[int]], timeout: float) -> str | None:
+        """Open a socket for the neighbouring blocks; return its path, or None if this machine does not allow it.
+
+        `links` are the nodes whose packets each neighbouring block needs.
+        """
+        self._disconnect()
+        self._links = {peer: frozenset(nodes) for peer, nodes in links.items()}
+        try:
+            self._peers = PeerSockets(number, epoch, timeout)
+            return self._peers.listen(len(links))
+        except OSError:                    # a path that is too long, say
+            self._disconnect()
+            return None
+
+    def connect(self, paths: Mapping[int, str]) -> bool:
+        """Connect to the neighbours of smaller numbers; return whether that is possible."""
+        return self._try_peers(lambda peers: peers.connect({j: path for j, path in paths.items() if j < peers.number}))
+
+    def accept(self) -> bool:
+        """Accept the neighbours of larger numbers; return whether all have connected."""
+        return self._try_peers(lambda peers: peers.accept(j for j in self._links if j > peers.number))
+
+    def _try_peers(self, work: Callable[[PeerSockets], None]) -> bool:
+        try:
+            assert self._peers is not None, "the socket is not open"
+            work(self._peers)
+        except OSError:
+            self._disconnect()
+            return False
+        return True
+
+    def _disconnect(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
+            self._peers = None
+
+    def run_rounds(self, epoch: int, first: int, last: int) -> Reached:
+        """Run rounds `first` to `last`, exchanging packets with the neighbours through sockets.
+
+        The block stops earlier if it disagrees with a neighbour about the number of packets.
+        """
+        self._check_epoch(epoch)
+        try:
+            self._guard(lambda: f"step {self._step}", lambda: self._run_rounds(first, last))
+        except BaseException:
+            self._disconnect()             # neighbours wait for this block's packets
+            raise
+        return Reached(self._round, self.block.progress(), self.block.packets_before)
+
+    def _run_rounds(self, first: int, last: int) -> None:
+        block, peers = self.block, self._peers
+        assert peers is not None, "the sockets are not connected"
+        for self._round in range(first, last + 1):
+            self._step = 0
+            packets = block.begin(self._round)
+            while packets is not None:
+                received = peers.exchange(self._round, self._step, {
+                    peer: pack_bytes({node: packets[node] for node in nodes}) for peer, nodes in self._links.items()
+                })
+                if received is None:
+                    peers.end_round(self._round, self._step, is_stalled=True)
+                    return
+                self._step += 1
+                packets = block.step(unpack(received))
+        peers.end_round(last, self._step, is_stalled=False)
+
+    # ---- evaluations and checkpoints -------------------------------------------------------------------------------
 
     def rows(self, name: str) -> Array | None:
         """Return x, y, z or direction; None if the state has no such rows."""
@@ -172,16 +265,19 @@ class BlockActor:
         self._epoch, self._failure = epoch, None
         self._guard("restore", lambda: self.block.restore(flat, epoch))
 
-    def _guard(self, phase: str, work: Callable[[], T]) -> T:
+    def _guard(self, phase: str | Callable[[], str], work: Callable[[], T]) -> T:
         """Run `work` with fixed threads; turn an exception into a `NodeFailure`."""
         if self._failure is not None:
             raise self._failure     # later steps were submitted before this one failed: the first error counts
         try:
             with numeric_context(self._pools, self._threads):
                 return work()
+        except NeighbourLost:
+            raise
         except Exception as error:
+            at = phase if isinstance(phase, str) else phase()
             self._failure = NodeFailure(
-                self._ids, self._round, phase, f"{type(error).__name__}: {error}", traceback.format_exc()
+                self._ids, self._round, at, f"{type(error).__name__}: {error}", traceback.format_exc()
             )
             raise self._failure from None
 

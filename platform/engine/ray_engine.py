@@ -1,9 +1,13 @@
-"""Run blocks in Ray actors: one actor per block, packets through the object store, failures detected by the driver.
+"""Run blocks in Ray actors: one actor per block, failures detected by the driver.
 
-A step of a block takes references to the packets that its neighbouring blocks sent in the step before. The driver
-submits all steps of a round ahead and holds nothing but references, which it drops as soon as the next step is
-submitted. It learns in the first round how many steps a round has. No actor restarts automatically: it would come back
-without state, and raise nothing. The driver replaces what died, and the run rolls back.
+Small packets between actors of one machine travel through sockets (`peer_sockets.py`), and one call per actor runs all
+rounds up to the next evaluation. Otherwise packets travel through the object store. A step of a block takes references
+to the packets that its neighbouring blocks sent in the step before. The driver submits all steps of a round ahead and
+holds nothing but references, which it drops as soon as the next step is submitted. It learns in the first round how
+many steps a round has.
+
+No actor restarts automatically: it would come back without state, and raise nothing. The driver replaces what died, and
+the run rolls back.
 
 Whatever the driver waits for has a limit: `step_timeout` for work, `heartbeat_timeout` for signs of life
 (`heartbeat.py`), and a few seconds for every step of the end.
@@ -16,14 +20,17 @@ from itertools import chain, count
 from typing import Any, TypeVar
 
 from dbo.algorithms.api import Array
+from dbo.algorithms.kernels.fused import MIN_ENTRIES
 from dbo.platform.config.engines import RaySettings
 from dbo.platform.engine.base import Blocks, RunSpec, gather_rows, max_counts
-from dbo.platform.engine.block import EVALUATED, BlockView, Progress, is_round_open
+from dbo.platform.engine.block import EVALUATED, BlockView, Progress, ProtocolError, is_round_open
 from dbo.platform.engine.deadlines import call_within
 from dbo.platform.engine.heartbeat import POLL_SECONDS, Heartbeats, Place
+from dbo.platform.engine.peer_sockets import NeighbourLost
 from dbo.platform.engine.placement import place_actors
 from dbo.platform.engine.prometheus import RunGauges
-from dbo.platform.engine.ray_session import find_lost_process, leave_lost_cluster
+from dbo.platform.engine.ray_actor import Reached
+from dbo.platform.engine.ray_session import find_lost_process, leave_lost_cluster, list_stopped_workers
 from dbo.platform.engine.state_tree import Flat, chunk_names
 from dbo.platform.engine.wait_notices import WaitNotices
 from dbo.platform.errors import BlocksLost, NodeFailure, RunError
@@ -32,6 +39,7 @@ from dbo.platform.network.ledger import Ledger
 T = TypeVar("T")
 
 _CLOSE_SECONDS = 10.0          # to release the actors of a run that has ended
+_MAX_ROUNDS = 100              # that one call runs
 _MACHINE_SECONDS = 120.0       # for Ray to decide whether a silent machine is dead
 
 
@@ -48,6 +56,15 @@ class RayEngine:
             sorted({owner[j] for i in ids for j in spec.network.neighbours[i]} - {number})
             for number, ids in enumerate(self.blocks)
         ]
+        # Of each block: neighbouring block → the nodes whose packets it needs.
+        self._links: list[dict[int, list[int]]] = [
+            {peer: [i for i in ids if any(owner[j] == peer for j in spec.network.neighbours[i])] for peer in peers}
+            for ids, peers in zip(self.blocks, self._neighbours, strict=True)
+        ]
+        # Large packets are cheaper in the object store: processes of one machine share them without copies.
+        is_small = max(spec.problem.dim_x, spec.problem.dim_y) < MIN_ENTRIES
+        self._use_sockets = settings.transport == "auto" and is_small
+        self._connected = -1                            # epoch of the sockets
         self._notify, self._notices = spec.notify, WaitNotices(spec.notify)
         self._problem = self._put(spec.problem)         # once: actors of a machine read the same memory
         self._network_ref = self._put(spec.network)
@@ -82,6 +99,7 @@ class RayEngine:
                 return
             except BlocksLost as lost:
                 reason = lost
+                self._notify(f"{lost}; starting them again")
         raise RunError(f"the actors cannot be started: {reason}")
 
     def _replace(self) -> None:
@@ -129,8 +147,56 @@ class RayEngine:
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
 
-    def advance(self, round_: int) -> None:
-        start, self._views = time.perf_counter(), None
+    def advance(self, first: int, last: int | None = None) -> None:
+        last, self._views = last or first, None
+        most = _MAX_ROUNDS if len(self._actors) > 1 else 1      # the only block has no neighbour that misses it
+        if not self._connect_peers():
+            for round_ in range(first, last + 1):
+                self._advance_by_steps(round_)
+            return
+        for start in range(first, last + 1, most):
+            self._run_rounds(start, min(start + most - 1, last))
+
+    def _connect_peers(self) -> bool:
+        """Connect the sockets of this epoch; return False if packets must travel through the object store."""
+        machines = {place.machine for place in self._heartbeats.places.values()}
+        if not self._use_sockets or len(machines) > 1:
+            return False
+        if self._connected == self._epoch:
+            return True
+        paths: list[str | None] = self._collect([
+            actor.listen.remote(self._epoch, number, self._links[number], self._settings.step_timeout)
+            for number, actor in enumerate(self._actors)
+        ], task="sockets")
+        if None not in paths:
+            known = dict(enumerate(paths))
+            is_connected = all(self._collect([
+                actor.connect.remote({peer: known[peer] for peer in links})
+                for actor, links in zip(self._actors, self._links, strict=True)
+            ], task="sockets"))
+            if is_connected and all(self._collect([actor.accept.remote() for actor in self._actors], task="sockets")):
+                self._connected = self._epoch
+                return True
+        self._use_sockets = False
+        return False
+
+    def _run_rounds(self, first: int, last: int) -> None:
+        """Run rounds in one call per actor; whoever waits for a neighbour's packets observes `step_timeout`."""
+        start, rounds = time.perf_counter(), last - first + 1
+        task = f"round {first}" if rounds == 1 else f"rounds {first} to {last}"
+        reached: list[Reached] = self._collect(
+            [actor.run_rounds.remote(self._epoch, first, last) for actor in self._actors],
+            timeout=self._settings.step_timeout * rounds, task=task)
+        last_common = min(each.round for each in reached)
+        progress = [
+            each.progress if each.round == last_common else Progress(each.before, is_open=False) for each in reached]
+        if is_round_open(self.blocks, progress) or last_common < last:
+            raise ProtocolError(f"the blocks stopped in round {last_common}")
+        self._gauges.record_round(last, (time.perf_counter() - start) / rounds)
+
+    def _advance_by_steps(self, round_: int) -> None:
+        """Run a round in one call per actor and step."""
+        start = time.perf_counter()
         payloads: list[Any] = []                        # references, never fetched here
         for number in range(self._packets):
             payloads = [actor.step.remote(*call) for actor, call in self._calls(round_, number, payloads)]
@@ -183,6 +249,9 @@ class RayEngine:
 
     def counters(self) -> Mapping[str, int]:
         return max_counts(view.counters for view in self._fetch_views())
+
+    def compute_seconds(self) -> list[float]:
+        return [view.seconds for view in self._fetch_views()]
 
     def ledger(self) -> Ledger:
         parts = []
@@ -317,6 +386,9 @@ class RayEngine:
                 return
             if lost := find_lost_process(["raylet"], or_stopped=False):     # rounds need no GCS
                 raise RunError(lost)
+            if self._unassigned and (ended := self._heartbeats.end_stopped(list_stopped_workers())):
+                self._silent |= self._unassigned        # which of them it was is unknown
+                raise BlocksLost(sorted(self._unassigned), f"process {ended[0]} was stopped before its actor answered")
             if silent := self._heartbeats.find_silent():
                 self._silent |= silent.keys()
                 raise BlocksLost(sorted(silent), next(iter(silent.values())))
@@ -346,8 +418,9 @@ class RayEngine:
             reason = f"no answer within {timeout:g} s ({option})"
             raise BlocksLost(range(len(self._actors)), reason) from None
         except errors.RayError as error:
-            if isinstance(error, errors.RayTaskError) and not isinstance(error.cause, errors.RayError):
-                self._failed, cause = True, error.cause
+            cause = error.cause if isinstance(error, errors.RayTaskError) else error
+            if not isinstance(cause, errors.RayError | NeighbourLost):
+                self._failed = True
                 plain = RunError(f"{type(cause).__name__}: {cause}")
                 raise (cause if isinstance(cause, NodeFailure) else plain) from None
             # Either a process died, or a step needs the packets of a dead one.
@@ -357,7 +430,7 @@ class RayEngine:
             if failure is not None:
                 self._failed = True
                 raise failure from None
-            raise BlocksLost(self._find_dead(set(range(len(self._actors)))), type(error).__name__) from None
+            raise BlocksLost(self._find_dead(set(range(len(self._actors)))), _describe(cause)) from None
 
     def _first_failure(self, refs: list[Any]) -> NodeFailure | None:
         """Return the failure of a node that raised while other blocks died; None if there is none.
@@ -374,3 +447,7 @@ class RayEngine:
             except self._ray.exceptions.RayError:
                 continue
         return None
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, NeighbourLost) else type(error).__name__

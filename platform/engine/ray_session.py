@@ -20,6 +20,7 @@ from dbo.platform.engine.heartbeat import kill_processes, read_states
 from dbo.platform.errors import InputError, RunError
 
 _SHUTDOWN_SECONDS = 10.0
+_ANSWER_SECONDS = 20.0         # for the GCS of a cluster that is named; Ray itself waits for it for ever
 
 _connected: str | None = None      # None: this process was connected by other code
 _own_processes: dict[int, str] = {}        # of the cluster that this process has started, with their names
@@ -81,6 +82,25 @@ def find_lost_process(names: Sequence[str] = ("gcs_server", "raylet"), or_stoppe
     return None
 
 
+def list_stopped_workers() -> list[int]:
+    """Return the stopped workers of the own cluster. Its agents do not count: a raylet ends with them."""
+    raylets = [pid for pid, name in _own_processes.items() if name == "raylet"]
+    states = read_states(_list_children(raylets)) if raylets else {}
+    return [pid for pid, state in states.items() if state in "Tt" and is_worker(pid)]
+
+
+def is_worker(pid: int) -> bool:
+    """Decide whether a child of the raylet runs tasks and actors, or is about to."""
+    with suppress(OSError):
+        return is_worker_command(Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0"))
+    return False
+
+
+def is_worker_command(command: bytes) -> bool:
+    """Decide the same from its command line, which Ray replaces by a title."""
+    return b"default_worker.py" in command or (command.startswith(b"ray::") and not command.endswith(b"Agent"))
+
+
 def leave_lost_cluster() -> None:
     """Disconnect if a process of the own cluster has died: Ray ends this process with exit code 1 a minute later."""
     ray = sys.modules.get("ray")
@@ -140,8 +160,16 @@ def _probe(address: str) -> None:
         return                 # "auto" and the like
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        if "://" not in address:
+            from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+            call_within(_ANSWER_SECONDS, lambda: GcsClient(address=address))      # one that is stopped has a port, too
+    except TimeoutError as error:
+        raise InputError(f"engine.address: no Ray cluster answers at {address}: {error}") from None
     except OSError as error:
         raise InputError(f"engine.address: no Ray cluster answers at {address}: {error.strerror or error}") from None
+    except Exception:
+        return                 # `ray.init` gives the reason
 
 
 def prepare_client() -> None:

@@ -1,10 +1,10 @@
-"""Encode rows as bytes, decode them, and measure the bytes without encoding; `row_format` defines the forms.
+"""Encode rows as bytes, and measure the bytes without encoding; `row_format` defines the forms.
 
 The measured lengths are exactly those of the encoded rows, so a run in one process counts the same bytes as a run on a
-cluster. Rows of a torch device are encoded and decoded there, by `torch_codecs`: only encoded bytes cross.
+cluster. Rows of a torch device are encoded there, by `torch_codecs`: only encoded bytes cross.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard
@@ -12,21 +12,34 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import Array, Message, Packed, PackedRow
+from dbo.algorithms.api import Array, Grid, Message, Packed, scale_code
+from dbo.platform.network.positions import (
+    encode_packed,
+    encode_positions,
+    rice_parameter,
+    unary_bytes,
+    unary_bytes_packed,
+)
 from dbo.platform.network.row_format import (
     BITMAP,
     DENSE,
     DTYPES,
+    GROUPED,
     INDEX,
     LEVELS,
-    CorruptError,
+    LOG,
+    MAX_WIDTH,
+    RICE,
+    WIDTH_BYTES,
     RowFormat,
     RowType,
     WireError,
-    body_length,
+    choose_form,
+    grid_length,
     index_width,
+    pack_codes,
     packed_length,
-    shortest_form,
+    values_length,
 )
 
 Table = NDArray[np.int64]                     # (nodes, 3) what a channel's rows cost
@@ -34,8 +47,6 @@ ENCODED, VALUE_BYTES, VALUES = range(3)       # its columns: bytes of the body, 
 
 _CODES = {"f4": 1, "f8": 2}
 _CODES_BY_SIZE = {4: 1, 8: 2}                 # NumPy and torch dtypes have no name in common, but a size
-_PADDED = "the last byte of the levels is not padded with zeros"
-_WHOLE = {8: "<u1", 16: "<u2"}                # levels of whole bytes need no packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +57,6 @@ class EncodedRows:
     errors: dict[int, str]
 
 
-class EncodedRow(NamedTuple):
-    """A received row whose body is checked, but not expanded: that is done on a device."""
-
-    format: RowFormat
-    body: memoryview
-
-
 def _is_on_device(message: Message | Packed) -> TypeGuard[Message]:
     return isinstance(message, Message) and not isinstance(message.values, np.ndarray)
 
@@ -60,31 +64,45 @@ def _is_on_device(message: Message | Packed) -> TypeGuard[Message]:
 # Measuring
 
 
+class Counted(NamedTuple):
+    """What the length of a sparse row depends on."""
+
+    values: int      # nonzero entries, or groups with one
+    unary: int       # bytes of the unary parts of the Rice code of their positions
+
+
 def measure_messages(messages: Mapping[str, Message | Packed]) -> dict[str, Table]:
     """Return the table of each message. Counts of a device cross together: the host waits once."""
     on_device = {
-        name: message.values for name, message in messages.items()
+        name: message for name, message in messages.items()
         if _is_on_device(message) and message.form not in ("dense", "levels")
     }
     if not on_device:
         return {name: measure_rows(message) for name, message in messages.items()}
     from dbo.platform.network import torch_codecs  # imports torch, which is slow
 
-    counts = torch_codecs.count_nonzeros(on_device)
+    counts = torch_codecs.count_rows(on_device)
     return {name: measure_rows(message, counts.get(name)) for name, message in messages.items()}
 
 
-def measure_rows(message: Message | Packed, nonzeros: tuple[int, ...] | None = None) -> Table:
-    """Return the table of a message's rows; `nonzeros` are the counts of a sparse message, if they are known."""
+def measure_rows(message: Message | Packed, counted: tuple[Counted, ...] | None = None) -> Table:
+    """Return the table of a message's rows; `counted` is known for the sparse messages of a device."""
     nodes, dim = message.shape
     if isinstance(message, Packed):
-        return measure_sparse(tuple(row.entries.size for row in message.rows), dim, message.rows[0].entries.itemsize)
+        counted = tuple(
+            Counted(row.entries.size, unary_bytes_packed(row, dim)) for row in message.rows
+        )
+        return measure_sparse(counted, dim, message.rows[0].entries.itemsize, wire_bits(message.grid))
     itemsize = message.values.dtype.itemsize
     if message.form == "dense":
         return measure_dense(nodes, dim, itemsize)
     if message.form == "levels":
         return _uniform(nodes, itemsize + packed_length(dim, message.bits), dim)
-    return measure_sparse(_count_nonzeros(message.values) if nonzeros is None else nonzeros, dim, itemsize)
+    check_width(message)
+    if counted is None:
+        positions = _find_groups(message.values, message.width)
+        counted = tuple(Counted(at.size, unary_bytes(at, dim // message.width)) for at in positions)
+    return measure_sparse(counted, dim, itemsize, wire_bits(message.grid), message.width)
 
 
 def measure_dense(nodes: int, dim: int, itemsize: int) -> Table:
@@ -93,18 +111,48 @@ def measure_dense(nodes: int, dim: int, itemsize: int) -> Table:
 
 
 @lru_cache(maxsize=1024)
-def measure_sparse(nonzeros: tuple[int, ...], dim: int, itemsize: int) -> Table:
-    """Return the table of sparse rows with so many nonzero entries.
+def measure_sparse(counted: tuple[Counted, ...], dim: int, itemsize: int, bits: int = 0, width: int = 1) -> Table:
+    """Return the table of sparse rows.
 
-    A row that travels dense carries its zeros as values, and no positions.
+    A row that travels dense carries its zeros as values, and no positions. Scale and span of a quantized row count as
+    values.
     """
-    table = np.empty((len(nonzeros), 3), dtype=np.int64)
-    for row, count in enumerate(nonzeros):
-        form = shortest_form(count, dim, itemsize)
-        values = dim if form == DENSE else count
-        table[row] = body_length(form, 0, dim, values, itemsize), values * itemsize, values
+    table = np.empty((len(counted), 3), dtype=np.int64)
+    for row, (count, unary) in enumerate(counted):
+        form, length = choose_sparse(count, unary, dim, itemsize, bits, width)
+        values = dim if form == DENSE else count * width
+        head = grid_length(bits) if count else 0
+        table[row] = length, values_length(values, bits, itemsize) + head, values
     table.setflags(write=False)
     return table
+
+
+def choose_sparse(count: int, unary: int, dim: int, itemsize: int, bits: int, width: int) -> tuple[int, int]:
+    """Return the form of a sparse row and the bytes of its body; a row without values has none."""
+    if not count:
+        return RICE, 0
+    groups = dim // width
+    rice = unary + packed_length(count, rice_parameter(count, groups))
+    if width == 1:
+        return choose_form(count, dim, itemsize, bits, rice)
+    grouped, whole = WIDTH_BYTES + rice + count * width * itemsize, dim * itemsize
+    return (DENSE, whole) if whole <= grouped else (RICE + GROUPED, grouped)
+
+
+def wire_bits(grid: Grid | None) -> int:
+    """Return the `bits` of a record."""
+    return 0 if grid is None else grid.bits + LOG * grid.log
+
+
+def check_width(message: Message) -> None:
+    """Raise WireError if the rows cannot be cut into groups, or groups are quantized."""
+    if message.width == 1:
+        return
+    dim = message.shape[1]
+    if not 1 <= message.width <= MAX_WIDTH or dim % message.width:
+        raise WireError(f"a width of {message.width} is not allowed for rows of {dim} entries; must divide them")
+    if message.grid is not None:
+        raise WireError("groups cannot be quantized")
 
 
 @lru_cache(maxsize=256)
@@ -115,12 +163,12 @@ def _uniform(nodes: int, length: int, values: int) -> Table:
     return table
 
 
-def _count_nonzeros(values: Array) -> tuple[int, ...]:
-    """Return the number of nonzero entries of each row."""
+def _find_groups(values: Array, width: int) -> list[NDArray[Any]]:
+    """Return for each row the positions of its nonzero entries, or of the groups that have one."""
     nonzero = values != 0
-    if values.shape[1] > 4096:      # counting row by row is quicker once a row outweighs a call
-        return tuple(int(np.count_nonzero(row)) for row in nonzero)
-    return tuple(np.add.reduce(nonzero, axis=1, dtype=np.int64).tolist())
+    if width > 1:
+        nonzero = nonzero.reshape(len(values), -1, width).any(axis=2)
+    return [np.flatnonzero(row) for row in nonzero]
 
 
 # Encoding
@@ -149,7 +197,7 @@ def encode_row(message: Message | Packed | EncodedRows, row: int) -> tuple[RowFo
         format_, encoded = message.rows[row]
         return format_, [encoded]
     if isinstance(message, Packed):
-        return _encode_packed(message.rows[row], message.dim)
+        return _encode_packed(message, row)
     if _is_on_device(message):
         return encode_row(encode_on_device({"": message}, [row], measure_messages({"": message}))[""], row)
     values = message.values[row]
@@ -165,34 +213,76 @@ def encode_row(message: Message | Packed | EncodedRows, row: int) -> tuple[RowFo
         body = _encode_levels(message, row, values.dtype)
         return RowFormat(code, LEVELS, message.bits, values.size, values.size), [body]
     if message.form == "sparse":
-        return _encode_sparse(values, code)
+        return _encode_sparse(message, row, values, code)
     raise WireError(f"unknown form {message.form!r}")
 
 
-def _encode_sparse(values: NDArray[Any], code: int) -> tuple[RowFormat, list[bytes | memoryview]]:
-    nonzero, dim = values != 0, values.size
-    count = int(np.count_nonzero(nonzero))
-    form = shortest_form(count, dim, values.itemsize)
-    if form == DENSE:
+def _encode_sparse(
+    message: Message, row: int, values: NDArray[Any], code: int
+) -> tuple[RowFormat, list[bytes | memoryview]]:
+    check_width(message)
+    dim, width, bits = values.size, message.width, wire_bits(message.grid)
+    (at,) = _find_groups(values[None], width)
+    form, _ = choose_sparse(at.size, unary_bytes(at, dim // width), dim, values.itemsize, bits, width)
+    format_ = RowFormat(code, form, bits, dim, dim if form == DENSE else at.size)
+    if form == DENSE and not bits:
         # Receivers of a sparse row get +0.0 in whichever form it travels.
-        return RowFormat(code, form, 0, dim, dim), [np.where(nonzero, values, values.dtype.type(0)).tobytes()]
-    (at,) = nonzero.nonzero()
-    where = at.astype(f"<u{index_width(dim)}") if form == INDEX else np.packbits(nonzero, bitorder="little")
-    return RowFormat(code, form, 0, dim, count), [where.tobytes(), values[at].tobytes()]
+        return format_, [_clear_signs(values).tobytes()]
+    if width > 1:
+        kept = _clear_signs(values.reshape(-1, width)[at])
+        return format_, [width.to_bytes(WIDTH_BYTES, "little"), encode_positions(at, dim // width), kept.tobytes()]
+    positions = b""
+    if form == INDEX:
+        positions = at.astype(f"<u{index_width(dim)}").tobytes()
+    elif form == BITMAP:
+        positions = np.packbits(values != 0, bitorder="little").tobytes()
+    elif form == RICE:
+        positions = encode_positions(at, dim)
+    head, body = _encode_values(values[at], message.grid, row)
+    return format_, [head, positions, body]
 
 
-def _encode_packed(row: PackedRow, dim: int) -> tuple[RowFormat, list[bytes | memoryview]]:
-    """Encode a row that is packed already: nothing but copies, unless another form is shorter."""
+def _clear_signs(values: NDArray[Any]) -> NDArray[Any]:
+    """Turn −0.0 into 0.0; adding 0.0 would raise a floating-point warning for a signalling NaN."""
+    return np.where(values != 0, values, values.dtype.type(0))
+
+
+def _encode_values(entries: NDArray[Any], grid: Grid | None, row: int) -> tuple[bytes, bytes]:
+    """Return scale and span, and the values or their codes; raise WireError if a value is on no level."""
+    if grid is None or not entries.size:
+        return b"", entries.tobytes()
+    head = scale_code(grid.scale[row]) + (bytes([int(grid.span[row])]) if grid.log else b"")
+    levels = grid.magnitudes(row)
+    if np.isnan(grid.scale[row]):
+        return head, pack_codes(np.zeros(entries.size, np.uint16), grid.bits)
+    magnitude = np.abs(entries)
+    level = np.minimum(np.searchsorted(levels, magnitude), levels.size - 1)
+    if not np.array_equal(levels[level], magnitude):
+        raise WireError(f"a value is on none of the {levels.size} levels of its row")
+    return head, pack_codes(level + (entries < 0) * levels.size, grid.bits)
+
+
+def _encode_packed(message: Packed, index: int) -> tuple[RowFormat, list[bytes | memoryview]]:
+    """Encode a row that is packed already: bitmaps and floats are copies."""
+    row, dim, bits = message.rows[index], message.dim, wire_bits(message.grid)
     code, count = _CODES[row.entries.dtype.str[1:]], row.entries.size
-    form = shortest_form(count, dim, row.entries.itemsize)
+    unary = unary_bytes_packed(row, dim)
+    form, _ = choose_sparse(count, unary, dim, row.entries.itemsize, bits, 1)
     entries = row.entries.astype(DTYPES[code], copy=False)
+    if form == DENSE and not bits:
+        return RowFormat(code, form, 0, dim, dim), [row.dense(dim).astype(DTYPES[code], copy=False).data.cast("B")]
+    positions: list[bytes | memoryview] = []
     if form == BITMAP:
-        body = [row.words.astype("<u8", copy=False).view(np.uint8)[: packed_length(dim, 1)], entries]
+        positions = [row.words.astype("<u8", copy=False).view(np.uint8)[: packed_length(dim, 1)].data]
     elif form == INDEX:
-        body = [row.positions(dim).astype(f"<u{index_width(dim)}"), entries]
-    else:
-        count, body = dim, [row.dense(dim).astype(DTYPES[code], copy=False)]
-    return RowFormat(code, form, 0, dim, count), [part.data.cast("B") for part in body]
+        positions = [row.positions(dim).astype(f"<u{index_width(dim)}").tobytes()]
+    elif form == RICE and count:
+        positions = [*encode_packed(row, dim, unary)]
+    format_ = RowFormat(code, form, bits, dim, count)
+    if message.grid is None:
+        return format_, [*positions, entries.data.cast("B")]
+    head, body = _encode_values(entries, message.grid, index)
+    return format_, [head, *positions, body]
 
 
 def _encode_levels(message: Message, row: int, dtype: np.dtype[Any]) -> bytes:
@@ -207,7 +297,7 @@ def _encode_levels(message: Message, row: int, dtype: np.dtype[Any]) -> bytes:
         if levels.size and not (-half <= levels.min() and levels.max() < half):
             raise WireError(f"levels from {levels.min()} to {levels.max()} do not fit into {bits} bits")
         codes = (levels + half).astype("<u2")
-    return unit.tobytes() + _pack_bits(codes, bits)
+    return unit.tobytes() + pack_codes(codes, bits)
 
 
 def check_levels(message: Message) -> tuple[Array, Array]:
@@ -221,134 +311,8 @@ def check_levels(message: Message) -> tuple[Array, Array]:
     return levels, unit
 
 
-def _pack_bits(codes: NDArray[Any], bits: int) -> bytes:
-    """Return the lowest `bits` bits of each code, one after the other, the lowest first."""
-    if bits in _WHOLE:
-        return codes.astype(_WHOLE[bits]).tobytes()
-    if bits == 1:
-        return np.packbits(codes.astype(np.bool_), bitorder="little").tobytes()
-    # Eight codes fill `bits` bytes exactly, so the j-th of every eight lies at the same place.
-    groups = -(-codes.size // 8)
-    eights = np.zeros((groups, 8), dtype=np.uint32)
-    eights.reshape(-1)[: codes.size] = codes
-    packed = np.zeros((bits, groups), dtype=np.uint8)
-    for j, code in enumerate(np.ascontiguousarray(eights.T)):
-        byte, shift = divmod(j * bits, 8)
-        for k in range(-(-(shift + bits) // 8)):
-            packed[byte + k] |= ((code << shift >> 8 * k) & 255).astype(np.uint8)
-    return packed.T.tobytes()[: packed_length(codes.size, bits)]
-
-
-# Decoding
-
-
 def expect_row(message: Message | Packed) -> RowType:
     """Return the type of a neighbour's row, given the own message of the same step, which `encode_row` accepts."""
     if isinstance(message, Packed):
         return RowType(_CODES_BY_SIZE[message.rows[0].entries.itemsize], message.dim)
     return RowType(_CODES_BY_SIZE[message.values.dtype.itemsize], message.shape[1])
-
-
-def decode_row(body: memoryview, row: RowFormat, packed: bool = False) -> Array | PackedRow:
-    """Return the row in a body of a format that `check_format` accepts; a `packed` one stays marks and entries."""
-    dtype = DTYPES[row.dtype]
-    if packed and row.form == BITMAP:
-        return _unpack_bitmap(body, dtype, row)
-    values = _DECODERS[row.form](body, dtype, row)
-    return PackedRow.of(values) if packed else values
-
-
-def check_row(body: memoryview, row: RowFormat) -> EncodedRow:
-    """Return a body as it is, once everything is checked that `decode_row` checks."""
-    dtype = DTYPES[row.dtype]
-    if row.form == INDEX:
-        _read_positions(body, row)
-        _read_nonzero(body[row.values * index_width(row.dim) :], dtype)
-    elif row.form == BITMAP:
-        _unpack_bitmap(body, dtype, row)
-    elif row.form == LEVELS and (padded := row.dim * row.bits % 8) and body[-1] >> padded:
-        raise CorruptError(_PADDED)
-    return EncodedRow(row, body)
-
-
-def _decode_dense(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Array:
-    return np.frombuffer(body, dtype).astype(dtype.newbyteorder("="))
-
-
-def _decode_index(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Array:
-    at = _read_positions(body, row)
-    values = np.zeros(row.dim, dtype.newbyteorder("="))
-    values[at] = _read_nonzero(body[at.nbytes :], dtype)
-    return values
-
-
-def _read_positions(body: memoryview, row: RowFormat) -> NDArray[Any]:
-    at: NDArray[Any] = np.frombuffer(body, f"<u{index_width(row.dim)}", count=row.values)
-    if row.values and (int(at[-1]) >= row.dim or not np.all(at[1:] > at[:-1])):
-        raise CorruptError(f"positions must ascend and stay below {row.dim}")
-    return at
-
-
-def _decode_bitmap(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Array:
-    length = packed_length(row.dim, 1)
-    marked = np.unpackbits(np.frombuffer(body, np.uint8, count=length), bitorder="little").view(np.bool_)
-    if marked[row.dim :].any() or int(np.count_nonzero(marked)) != row.values:
-        raise CorruptError(f"the bitmap of {row.dim} entries does not mark {row.values} values")
-    values = np.zeros(row.dim, dtype.newbyteorder("="))
-    values[marked.nonzero()[0]] = _read_nonzero(body[length:], dtype)
-    return values
-
-
-def _unpack_bitmap(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> PackedRow:
-    """Check a body as `_decode_bitmap` does, but leave it packed, copied to where words are aligned."""
-    length = packed_length(row.dim, 1)
-    marks = np.zeros(-(-row.dim // 64) * 8, dtype=np.uint8)
-    marks[:length] = np.frombuffer(body, np.uint8, count=length)
-    words = marks.view("<u8").astype(np.uint64, copy=False)
-    if (row.dim % 8 and marks[length - 1] >> row.dim % 8) or int(np.bitwise_count(words).sum()) != row.values:
-        raise CorruptError(f"the bitmap of {row.dim} entries does not mark {row.values} values")
-    return PackedRow(words, _read_nonzero(body[length:], dtype).astype(dtype.newbyteorder("=")))
-
-
-def _decode_levels(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Array:
-    unit = np.frombuffer(body, dtype, count=1)[0].astype(dtype.newbyteorder("="))
-    codes = _unpack_bits(np.frombuffer(body, np.uint8, offset=dtype.itemsize), row.bits, row.dim)
-    levels = 2 * codes - 1 if row.bits == 1 else codes - (1 << (row.bits - 1))
-    with np.errstate(all="ignore"):      # the unit of a damaged or diverged sender may be any bits
-        values: Array = levels.astype(unit.dtype) * unit
-    return values
-
-
-def _unpack_bits(packed: NDArray[np.uint8], bits: int, dim: int) -> NDArray[np.int32]:
-    """Reverse `_pack_bits`; raise CorruptError if the last byte is padded with anything but zeros."""
-    if bits in _WHOLE:
-        return packed.view(_WHOLE[bits]).astype(np.int32)
-    groups = -(-dim // 8)
-    if bits == 1:
-        codes = np.unpackbits(packed, bitorder="little").astype(np.int32)
-    else:
-        padded = np.zeros((groups, bits), dtype=np.uint8)
-        padded.reshape(-1)[: packed.size] = packed
-        columns = padded.T.astype(np.int32)
-        eights = np.zeros((8, groups), dtype=np.int32)
-        for j, code in enumerate(eights):
-            byte, shift = divmod(j * bits, 8)
-            for k in range(-(-(shift + bits) // 8)):
-                code |= columns[byte + k] << 8 * k >> shift
-        codes = (eights & ((1 << bits) - 1)).T.reshape(-1)
-    if codes[dim:].any():
-        raise CorruptError(_PADDED)
-    return codes[:dim]
-
-
-def _read_nonzero(body: memoryview, dtype: np.dtype[Any]) -> Array:
-    values: Array = np.frombuffer(body, dtype)
-    # Not values.all(): that reduction raises a floating-point warning for a signalling NaN, a comparison does not.
-    if not (values != 0).all():
-        raise CorruptError("a zero among the values of a sparse row")
-    return values
-
-
-_DECODERS: dict[int, Callable[[memoryview, np.dtype[Any], RowFormat], Array]] = {
-    DENSE: _decode_dense, INDEX: _decode_index, BITMAP: _decode_bitmap, LEVELS: _decode_levels,
-}

@@ -4,6 +4,7 @@ A packet is a header, then a record per message; everything is little-endian:
 
     header   magic "DBOP" · version, messages u16 · sender, epoch, round, step u32 · length of the rest u64 · crc32 u32
     record   length of the name u8 · dtype u8 · form u8 · bits u8 · dim u32 · count u32 · name (UTF-8) · body
+             of a sparse row without values: a byte 0
 
 The checksum covers all other bytes, so a flipped bit anywhere is found. It does not authenticate a sender: a record may
 announce any dimension. So a receiver passes the rows that it expects, and `decode` compares every record with them, and
@@ -22,24 +23,24 @@ from numpy.typing import NDArray
 from dbo.algorithms.api import Array, Message, Packed, PackedRow
 from dbo.platform.network.codecs import (
     ENCODED,
-    EncodedRow,
+    VALUES,
     EncodedRows,
     Table,
-    check_row,
-    decode_row,
     encode_row,
     expect_row,
     measure_messages,
 )
-from dbo.platform.network.row_format import CorruptError, RowFormat, RowType, WireError, check_format
+from dbo.platform.network.decoding import EncodedRow, body_length, check_row, decode_row
+from dbo.platform.network.row_format import RICE, CorruptError, RowFormat, RowType, WireError, check_format
 
-VERSION = 1
+VERSION = 2
 
 _MAGIC = b"DBOP"
 _HEADER = struct.Struct("<4sHHIIIIQ")
 _CHECKSUM = struct.Struct("<I")
 _RECORD = struct.Struct("<BBBBII")
 _START = _HEADER.size + _CHECKSUM.size      # of the first record
+_NOTHING = b"\0"                             # the record of a sparse row without values
 _MAX_UNCHECKED = 100_000                    # entries beyond those that the bytes can hold, if no rows are expected
 
 
@@ -77,7 +78,7 @@ class Packet:
 class PacketSizes:
     """The lengths of the packets that the rows of a block are about to send."""
 
-    header: int                     # bytes of a packet outside of bodies: its header and its records' heads
+    header: NDArray[np.int64]       # (nodes,) bytes of a packet outside of bodies: its header and its records' heads
     tables: dict[str, Table]        # channel → (nodes, 3) bytes of the body, bytes of values, values
 
     @property
@@ -93,13 +94,20 @@ class PacketSizes:
 
 def measure(messages: Mapping[str, Message | Packed]) -> PacketSizes:
     """Return exactly the lengths that `encode` gives, for all rows at once and without encoding."""
-    return PacketSizes(_head_length(tuple(messages)), measure_messages(messages))
+    tables = measure_messages(messages)
+    nodes = len(next(iter(tables.values()))) if tables else 1
+    head = np.full(nodes, _START, dtype=np.int64)
+    for name, message in messages.items():
+        full = _head_length(name)
+        is_empty = message.form == "sparse" and tables[name][:, VALUES] == 0
+        head += np.where(is_empty, len(_NOTHING), full)
+    return PacketSizes(head, tables)
 
 
 @lru_cache(maxsize=256)
-def _head_length(names: tuple[str, ...]) -> int:
-    """Return the bytes of a packet outside of bodies."""
-    return _START + sum(_RECORD.size + len(name.encode()) for name in names)
+def _head_length(name: str) -> int:
+    """Return the bytes of a record outside of its body."""
+    return _RECORD.size + len(name.encode())
 
 
 def encode(header: Header, messages: Mapping[str, Message | Packed | EncodedRows], row: int) -> bytes:
@@ -127,6 +135,8 @@ def _encode_record(name: bytes, message: Message | Packed | EncodedRows, row: in
     if not 1 <= len(name) <= 255:
         raise WireError(f"a name of {len(name)} bytes is not allowed; must have 1 to 255 bytes")
     format_, body = encode_row(message, row)
+    if format_.form == RICE and not format_.values:
+        return [_NOTHING]
     return [_RECORD.pack(len(name), *format_) + name, *body]
 
 
@@ -148,7 +158,8 @@ def decode(
     Rows of the channels named in `packed` are not unpacked: they stay marks and entries. Without `expand` all rows stay
     encoded, as checked parts of `data`. A receiver passes the `header`
     and the rows that it expects, channels in order. Another packet is refused before a row is allocated. Without
-    `expected`, rows with many more entries than the bytes can hold are refused.
+    `expected`, rows with many more entries than the bytes can hold are refused, and so are those without values, whose
+    records say nothing else.
     """
     view = memoryview(data).cast("B")
     got, count = _read_header(view)
@@ -174,6 +185,12 @@ def _read_records(
     records: dict[str, tuple[RowFormat, int, int]] = {}
     at, entries = _START, 0
     for _ in range(count):
+        if names is not None and at < len(view) and view[at] == 0:
+            assert expected is not None
+            name = names[len(records)]
+            records[name] = RowFormat(expected[name].dtype, RICE, 0, expected[name].dim, 0), at + 1, at + 1
+            at += 1
+            continue
         if len(view) - at < _RECORD.size:
             raise CorruptError(f"expected {count} messages, got {len(records)}: no space for another")
         length, *format_ = _RECORD.unpack_from(view, at)
@@ -186,7 +203,8 @@ def _read_records(
             raise CorruptError(f"expected packet with channels {names}, got {name!r} at position {len(records)}")
         row = RowFormat(*format_)
         try:
-            end = at + check_format(row, None if expected is None else expected[name], len(view) - at)
+            check_format(row, None if expected is None else expected[name])
+            end = at + body_length(row, view[at:])
         except CorruptError as error:
             raise CorruptError(f"channel {name!r}: {error}") from None
         records[name] = row, at, end

@@ -1,21 +1,36 @@
 """Define the forms in which a row travels, their lengths, and the checks of a format before a row is allocated.
 
-A row travels in one of four forms; everything is little-endian:
+A row travels in one of five forms; everything is little-endian:
 
     dense    `count` = dim values
     index    `count` positions in the smallest unsigned width that dim fits into, ascending, then their values
     bitmap   a bit per entry, ⌈dim/8⌉ bytes, then `count` values
     levels   the unit, then dim integers of `bits` bits each, stored as level + 2^(bits−1); one bit is −1 or +1
+    rice     a Rice code of the `count` positions (`positions`), then their values
 
-A sparse message takes the shortest of the first three; index and bitmap never carry a zero.
+A sparse message takes the shortest of all but levels; index, bitmap and rice never carry a zero. Sparse rows may be
+
+    quantized   `bits` is not 0, + 128 for logarithmic levels: the body starts with the first two bytes of the scale,
+                then for logarithmic levels a byte, the span. Values are integers of `bits` bits: the level from 0 on,
+                + 2^(bits−1) if negative (`algorithms/compression/grid.py`)
+    grouped     `form` + 16, only of rice: the body starts with the width u16; a position is that of a group of so many
+                entries, which travels as a whole, and `count` are groups
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
-DENSE, INDEX, BITMAP, LEVELS = range(4)
+DENSE, INDEX, BITMAP, LEVELS, RICE = range(5)
+LOG = 128          # in `bits`: the levels of a quantized row are logarithmic
+GROUPED = 16       # in `form`: positions are those of groups
+WIDTH_BYTES = 2    # of the width of a group
+MAX_WIDTH = (1 << 8 * WIDTH_BYTES) - 1
+
+_WHOLE = {8: "<u1", 16: "<u2"}                # codes of whole bytes need no packing
 
 
 class WireError(ValueError):
@@ -31,9 +46,19 @@ class RowFormat(NamedTuple):
 
     dtype: int      # 1: float32, 2: float64
     form: int
-    bits: int       # of a level; 0 in every other form
+    bits: int       # of a level, with LOG; 0: values are floats
     dim: int
     values: int     # in the body: `count` above
+
+    @property
+    def value_bits(self) -> int:
+        """The bits of a quantized value; 0 if values are floats."""
+        return self.bits & ~LOG
+
+    @property
+    def grid_length(self) -> int:
+        """The bytes of the scale and the span."""
+        return grid_length(self.bits) if self.form != LEVELS else 0
 
 
 class RowType(NamedTuple):
@@ -56,37 +81,89 @@ def packed_length(dim: int, bits: int) -> int:
     return -(-dim * bits // 8)
 
 
-def shortest_form(count: int, dim: int, itemsize: int) -> int:
-    """Return the shortest form of a sparse row; of equal ones dense before bitmap before index."""
-    index, bitmap = count * index_width(dim), packed_length(dim, 1)
-    if dim * itemsize <= count * itemsize + min(index, bitmap):
-        return DENSE
-    return BITMAP if bitmap <= index else INDEX
+def grid_length(bits: int) -> int:
+    """Return the bytes of the scale and the span of a quantized row, 0 for a row of floats."""
+    return 0 if bits == 0 else 3 if bits & LOG else 2
 
 
-def body_length(form: int, bits: int, dim: int, count: int, itemsize: int) -> int:
-    """Return the bytes of a body."""
-    if form == LEVELS:
-        return itemsize + packed_length(dim, bits)
-    return count * itemsize + {DENSE: 0, INDEX: count * index_width(dim), BITMAP: packed_length(dim, 1)}[form]
+def values_length(count: int, bits: int, itemsize: int) -> int:
+    """Return the bytes of the values of a sparse row."""
+    return packed_length(count, bits & ~LOG) if bits else count * itemsize
 
 
-def check_format(row: RowFormat, expected: RowType | None, left: int) -> int:
-    """Return the length of the body that a format describes; allocate nothing.
+@lru_cache(maxsize=4096)
+def choose_form(count: int, dim: int, itemsize: int, bits: int, rice: int) -> tuple[int, int]:
+    """Return the shortest form of a sparse row and the bytes of its body; `rice` are those of the Rice code.
 
-    Raise CorruptError if there is no such body, if its row is not the expected one, or if fewer bytes are `left`.
+    Of equal ones dense comes before bitmap before index before rice. Quantized rows are dense only if nothing is left
+    out.
     """
+    values = values_length(count, bits, itemsize)
+    lengths = {BITMAP: values + packed_length(dim, 1), INDEX: values + count * index_width(dim), RICE: values + rice}
+    if not bits or count == dim:
+        lengths = {DENSE: values_length(dim, bits, itemsize)} | lengths
+    form = min(lengths, key=lambda form: lengths[form])
+    return form, lengths[form] + grid_length(bits)
+
+
+def check_format(row: RowFormat, expected: RowType | None) -> None:
+    """Raise CorruptError if no row has this format, or if its row is not the expected one; allocate nothing."""
     if row.dtype not in DTYPES:
         raise CorruptError(f"unknown dtype {row.dtype}")
-    if row.form not in (DENSE, INDEX, BITMAP, LEVELS):
+    if row.form not in (DENSE, INDEX, BITMAP, LEVELS, RICE, RICE + GROUPED):
         raise CorruptError(f"unknown form {row.form}")
-    if not (1 <= row.bits <= 16 if row.form == LEVELS else row.bits == 0):
-        raise CorruptError(f"{row.bits} bits, levels have 1 to 16 and all other forms 0")
+    if row.form == RICE + GROUPED and row.bits:
+        raise CorruptError(f"{row.bits} bits, groups have 0")
+    if row.form == LEVELS and not 1 <= row.bits <= 16:
+        raise CorruptError(f"{row.bits} bits, levels have 1 to 16")
+    if row.form != LEVELS and row.bits and not 2 <= row.value_bits <= 16:
+        raise CorruptError(f"{row.value_bits} bits, quantized values have 2 to 16")
     if row.values > row.dim or (row.form in (DENSE, LEVELS) and row.values != row.dim):
         raise CorruptError(f"{row.values} values for {row.dim} entries")
     if expected is not None and (row.dtype != expected.dtype or row.dim != expected.dim):
         raise CorruptError(f"expected {expected}, got {RowType(row.dtype, row.dim)}")
-    length = body_length(row.form, row.bits, row.dim, row.values, DTYPES[row.dtype].itemsize)
-    if length > left:
-        raise CorruptError(f"expected a body of {length} bytes, got {left}: no more are left")
-    return length
+
+
+def pack_codes(codes: NDArray[Any], bits: int) -> bytes:
+    """Return the lowest `bits` bits of each code, one after the other, the lowest first."""
+    if bits in _WHOLE:
+        return codes.astype(_WHOLE[bits]).tobytes()
+    if bits <= 1:
+        return np.packbits(codes.astype(np.bool_), bitorder="little").tobytes() if bits else b""
+    # Eight codes fill `bits` bytes exactly, so the j-th of every eight lies at the same place.
+    groups = -(-codes.size // 8)
+    eights = np.zeros((groups, 8), dtype=np.uint32 if bits <= 16 else np.uint64)
+    eights.reshape(-1)[: codes.size] = codes
+    packed = np.zeros((bits, groups), dtype=np.uint8)
+    for j, code in enumerate(np.ascontiguousarray(eights.T)):
+        byte, shift = divmod(j * bits, 8)
+        for k in range(-(-(shift + bits) // 8)):
+            packed[byte + k] |= ((code << shift >> 8 * k) & 255).astype(np.uint8)
+    return packed.T.tobytes()[: packed_length(codes.size, bits)]
+
+
+def unpack_codes(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[Any]:
+    """Reverse `pack_codes`; raise CorruptError if the last byte is padded with anything but zeros."""
+    if bits == 0:
+        return np.zeros(count, dtype=np.int32)
+    if bits in _WHOLE:
+        return packed.view(_WHOLE[bits]).astype(np.int32)
+    groups, kind = -(-count // 8), np.int32 if bits <= 16 else np.int64
+    if bits == 1:
+        codes: NDArray[Any] = np.unpackbits(packed, bitorder="little").astype(np.int32)
+    else:
+        padded = np.zeros((groups, bits), dtype=np.uint8)
+        padded.reshape(-1)[: packed.size] = packed
+        columns = padded.T.astype(kind)
+        eights = np.zeros((8, groups), dtype=kind)
+        for j, code in enumerate(eights):
+            byte, shift = divmod(j * bits, 8)
+            for k in range(-(-(shift + bits) // 8)):
+                code |= columns[byte + k] << 8 * k >> shift
+        codes = (eights & ((1 << bits) - 1)).T.reshape(-1)
+    if codes[count:].any():
+        raise CorruptError(PADDED)
+    return codes[:count]
+
+
+PADDED = "the last byte of the levels is not padded with zeros"

@@ -1,7 +1,7 @@
 """Encode and decode rows on a torch device, in the bytes of `codecs`: only encoded bytes cross between device and host.
 
 `fetch` is the one place where a round copies anything to the host. It is called twice per step at most: for the numbers
-of values in sparse rows, which the heads of the records contain, and for the bodies of all rows. Received bodies are
+and code lengths of values in sparse rows, which decide about forms, and for the bodies of all rows. Received bodies are
 copied to the device in one piece and expanded there.
 
 All operations are deterministic on a GPU, and none but `fetch` waits for the device. Bytes are little-endian, as every
@@ -15,25 +15,43 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import Message
-from dbo.platform.network.codecs import VALUES, EncodedRow, EncodedRows, Table, check_levels
+from dbo.algorithms.api import Grid, Message, level_tables, level_values, read_scale
+from dbo.platform.network.codecs import (
+    ENCODED,
+    VALUES,
+    Counted,
+    EncodedRows,
+    Table,
+    check_levels,
+    check_width,
+    choose_sparse,
+    wire_bits,
+)
+from dbo.platform.network.decoding import EncodedRow, read_width
+from dbo.platform.network.positions import code_length, parameter_limits, rice_parameter
 from dbo.platform.network.row_format import (
     BITMAP,
     DENSE,
     DTYPES,
+    GROUPED,
     INDEX,
     LEVELS,
+    LOG,
+    RICE,
+    WIDTH_BYTES,
     RowFormat,
     WireError,
+    grid_length,
     index_width,
     packed_length,
-    shortest_form,
+    values_length,
 )
 
 _CODES = {torch.float32: 1, torch.float64: 2}
 _FLOATS = {code: dtype for dtype, code in _CODES.items()}
 _ALIGNED = 8      # bytes: parts of a buffer start where numbers of any type may
 _STATUS = 1       # bytes after the levels of a row: whether they were out of range
+_PARTS = 4        # of a body
 
 
 def fetch(tensor: Any) -> NDArray[Any]:
@@ -44,10 +62,36 @@ def fetch(tensor: Any) -> NDArray[Any]:
 # Encoding
 
 
-def count_nonzeros(rows: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the number of nonzero entries of each row of each channel."""
-    counts = fetch(torch.stack([torch.count_nonzero(values, dim=1) for values in rows.values()]))
-    return {name: tuple(row) for name, row in zip(rows, counts.tolist(), strict=True)}
+def count_rows(messages: Mapping[str, Message]) -> dict[str, tuple[Counted, ...]]:
+    """Return the numbers of values of the rows of each channel, and the bytes of their unary parts."""
+    counts = fetch(torch.cat([_count(_mark_groups(message)) for message in messages.values()])).tolist()
+    found, start = {}, 0
+    for name, message in messages.items():
+        end = start + len(message.values)
+        found[name] = tuple(Counted(values, packed_length(unary, 1)) for values, unary in counts[start:end])
+        start = end
+    return found
+
+
+def _mark_groups(message: Message) -> Any:
+    """Return a mask of the nonzero entries of each row, or of the groups that have one."""
+    check_width(message)
+    marked: Any = message.values != 0
+    return marked if message.width == 1 else marked.view(len(marked), -1, message.width).any(dim=2)
+
+
+def _count(marked: Any) -> Any:
+    """Return (rows, 2) numbers of marks, and the bits of their unary parts."""
+    dim = marked.shape[1]
+    counts = marked.sum(dim=1)
+    shift = torch.zeros_like(counts)
+    for limit in parameter_limits(dim):      # numbers, not a tensor: that would be an upload
+        shift += counts < limit
+    at = torch.arange(1, dim + 1, device=marked.device)
+    last = torch.where(marked, at, 0).cummax(dim=1).values
+    gaps = at - 1 - torch.nn.functional.pad(last[:, :-1], (1, 0))
+    unary = torch.where(marked, (gaps >> shift[:, None]) + 1, 0).sum(dim=1)
+    return torch.stack([counts, unary], dim=1)
 
 
 def encode_rows(
@@ -59,8 +103,8 @@ def encode_rows(
     for name, message in messages.items():
         for row in rows:
             try:
-                format_ = _choose_format(message, int(tables[name][row, VALUES]))
-                parts = _encode(message, row, format_)
+                format_ = _choose_format(message, tables[name][row])
+                parts = _encode(message, row, format_, int(tables[name][row, ENCODED]))
             except WireError as error:
                 raise WireError(f"channel {name!r}: {error}") from None
             formats.append((name, row, format_))
@@ -70,9 +114,10 @@ def encode_rows(
     start = 0
     for (name, row, format_), body in zip(formats, bodies, strict=True):
         end = start + len(body)
-        if format_.form == LEVELS:
+        if format_.form == LEVELS or format_.bits:
             if view[end - _STATUS]:
-                encoded[name].errors[row] = f"levels do not fit into {format_.bits} bits"
+                kind = "levels do not fit into" if format_.form == LEVELS else "a value is on no level of"
+                encoded[name].errors[row] = f"{kind} {format_.value_bits} bits"
             encoded[name].rows[row] = format_, view[start : end - _STATUS]
         else:
             encoded[name].rows[row] = format_, view[start:end]
@@ -80,8 +125,8 @@ def encode_rows(
     return encoded
 
 
-def _choose_format(message: Message, values: int) -> RowFormat:
-    code, dim = _CODES.get(message.values.dtype), message.shape[1]       # type: ignore[call-overload]
+def _choose_format(message: Message, measured: Any) -> RowFormat:
+    code, dim, width = _CODES.get(message.values.dtype), message.shape[1], message.width    # type: ignore[call-overload]
     if code is None:
         raise WireError(f"dtype {message.values.dtype} is not allowed; must be float32 or float64")
     if dim >= 1 << 32:
@@ -90,26 +135,73 @@ def _choose_format(message: Message, values: int) -> RowFormat:
         raise WireError(f"unknown form {message.form!r}")
     if message.form == "levels":
         return RowFormat(code, LEVELS, message.bits, dim, dim)
-    form = DENSE if message.form == "dense" else shortest_form(values, dim, DTYPES[code].itemsize)
-    return RowFormat(code, form, 0, dim, values)
+    if message.form == "dense":
+        return RowFormat(code, DENSE, 0, dim, dim)
+    bits, itemsize = wire_bits(message.grid), DTYPES[code].itemsize
+    values, length = int(measured[VALUES]), int(measured[ENCODED])
+    head = grid_length(bits)
+    if values == dim and length == head + values_length(dim, bits, itemsize):
+        return RowFormat(code, DENSE, bits, dim, dim)
+    # The measured length tells how long the unary parts are if the form is rice, and is that of another form otherwise.
+    count = values // width
+    lowest = packed_length(count, rice_parameter(count, dim // width))
+    unary = length - head - WIDTH_BYTES * (width > 1) - values_length(values, bits, itemsize) - lowest
+    form, _ = choose_sparse(count, max(unary, 0), dim, itemsize, bits, width)
+    return RowFormat(code, form, bits, dim, count)
 
 
-def _encode(message: Message, row: int, format_: RowFormat) -> list[Any]:
+def _encode(message: Message, row: int, format_: RowFormat, length: int) -> list[Any]:
     """Return the parts of a body, as bytes on the device."""
     values: Any = message.values[row]
     if format_.form == LEVELS:
         return _encode_levels(message, row)
     if message.form == "dense":
         return [_as_bytes(values)]
-    marked = values != 0
-    if format_.form == DENSE:
+    if format_.form == DENSE and not format_.bits:
         # Receivers of a sparse row get +0.0 in whichever form it travels.
-        return [_as_bytes(torch.where(marked, values, 0.0))]
+        return [_as_bytes(torch.where(values != 0, values, 0.0))]
+    marked = _mark_groups(message)[row]
+    count, dim = format_.values, len(marked)
     # Entry number n is where the count of marks reaches n.
-    numbers = torch.arange(1, format_.values + 1, dtype=torch.int32, device=values.device)
+    numbers = torch.arange(1, count + 1, dtype=torch.int32, device=values.device)
     at = torch.searchsorted(marked.cumsum(dim=0, dtype=torch.int32), numbers)
-    where = pack_bits(marked) if format_.form == BITMAP else _lowest_bytes(at, index_width(format_.dim))
-    return [where, _as_bytes(values[at])]
+    kept = values.view(-1, message.width)[at].reshape(-1)
+    if message.width > 1:
+        kept = torch.where(kept != 0, kept, 0.0)
+    head, body = _encode_values(kept, message.grid, row) if format_.bits else ([], [_as_bytes(kept)])
+    if message.width > 1:
+        head = [torch.tensor([*message.width.to_bytes(WIDTH_BYTES, "little")], dtype=torch.uint8, device=values.device)]
+    where: list[Any] = []
+    if format_.form == BITMAP:
+        where = [pack_bits(marked)]
+    elif format_.form == INDEX:
+        where = [_lowest_bytes(at, index_width(dim))]
+    elif count and format_.form % GROUPED == RICE:
+        shift = rice_parameter(count, dim)
+        others = sum(len(part) for part in (*head, *body)) - _STATUS * bool(format_.bits) + packed_length(count, shift)
+        where = _encode_positions(at, shift, length - others)
+    return [*head, *where, *body]
+
+
+def _encode_positions(at: Any, shift: int, unary_length: int) -> list[Any]:
+    """Return the unary parts and the lowest bits of a Rice code, given the bytes of the former."""
+    gaps = torch.diff(at, prepend=at.new_full((1,), -1)) - 1
+    ends = torch.cumsum((gaps >> shift) + 1, dim=0) - 1
+    unary = torch.zeros(8 * unary_length, dtype=torch.uint8, device=at.device).scatter_(0, ends, 1)
+    return [pack_bits(unary), *([pack_codes(gaps & ((1 << shift) - 1), shift)] if shift else [])]
+
+
+def _encode_values(kept: Any, grid: Grid | None, row: int) -> tuple[list[Any], list[Any]]:
+    """Return scale and span, and the codes with the status: whether a value is on no level."""
+    assert grid is not None
+    scale: Any = grid.scale[row : row + 1]
+    span: Any = grid.span[row : row + 1]
+    levels = level_tables(scale, span, grid.bits, grid.log)[0].to(kept.dtype)
+    level = torch.searchsorted(levels, kept.abs()).clamp(max=len(levels) - 1)
+    level = torch.where(kept.isnan(), 0, level)
+    wrong = ((levels[level] != kept.abs()) & ~kept.isnan()).any()[None].to(torch.uint8)
+    head = [_as_bytes(scale)[-2:], *([span.to(torch.uint8)] if grid.log else [])]
+    return head, [pack_codes((level + len(levels) * (kept < 0)).to(torch.int32), grid.bits), wrong]
 
 
 def _encode_levels(message: Message, row: int) -> list[Any]:
@@ -163,40 +255,72 @@ def decode_rows(channels: Mapping[str, Sequence[EncodedRow]], device: str) -> di
     uploaded = torch.as_tensor(buffer, device=device)
     views = iter([uploaded[start : start + len(part)] for start, part in zip(starts, parts, strict=True)])
     return {
-        name: torch.stack([_expand(row.format, next(views), next(views)) for row in rows])
+        name: torch.stack([_expand(row.format, *(next(views) for _ in range(_PARTS))) for row in rows])
         for name, rows in channels.items()
     }
 
 
-def _split(row: EncodedRow) -> tuple[memoryview, memoryview]:
-    """Return the two parts of a body: positions, marks or the unit, then values or levels."""
+def _split(row: EncodedRow) -> tuple[memoryview, ...]:
+    """Return the parts of a body: the levels of its grid, positions in two parts, values or their codes.
+
+    The second part of positions is empty, except for the lowest bits of a Rice code. The unit of a row of levels is in
+    place of its positions. Values of a grid are looked up: the host computes its levels, as the sender did.
+    """
     format_, body = row
-    dtype, form = DTYPES[format_.dtype], format_.form
-    first = {
-        DENSE: 0, INDEX: format_.values * index_width(format_.dim), BITMAP: packed_length(format_.dim, 1),
-        LEVELS: dtype.itemsize,
-    }[form]
-    return body[:first], body[first:]
+    dtype, form, count = DTYPES[format_.dtype], format_.form, format_.values
+    levels, second = memoryview(b""), 0
+    if form == LEVELS:
+        return levels, body[: dtype.itemsize], body[:0], body[dtype.itemsize :]
+    if not count:
+        return levels, body[:0], body[:0], body[:0]
+    if format_.bits:
+        log = bool(format_.bits & LOG)
+        scale = read_scale(body[:2], dtype)
+        table = level_values(float(scale), body[2] if log else 0, format_.value_bits, log).astype(dtype)
+        levels = np.concatenate([table, -table]).data.cast("B")
+        body = body[format_.grid_length :]
+    if form % GROUPED == RICE:
+        width = read_width(format_, body)
+        body = body[WIDTH_BYTES * (width > 1) :]
+        first, second = code_length(body, count, format_.dim // width)
+    else:
+        first = {DENSE: 0, INDEX: count * index_width(format_.dim), BITMAP: packed_length(format_.dim, 1)}[form]
+    return levels, body[:first], body[first : first + second], body[first + second :]
 
 
-def _expand(format_: RowFormat, first: Any, second: Any) -> Any:
+def _expand(format_: RowFormat, levels: Any, first: Any, second: Any, values: Any) -> Any:
     """Return the row with this body."""
-    dtype, dim = _FLOATS[format_.dtype], format_.dim
-    if format_.form == LEVELS:
-        codes = unpack_codes(second, format_.bits, dim)
-        levels = 2 * codes - 1 if format_.bits == 1 else codes - (1 << (format_.bits - 1))
-        return levels.to(dtype) * first.view(dtype)
-    row = torch.zeros(dim, dtype=dtype, device=second.device)
-    if not format_.values:
+    dtype, dim, form, count = _FLOATS[format_.dtype], format_.dim, format_.form, format_.values
+    if form == LEVELS:
+        codes = unpack_codes(values, format_.bits, dim)
+        signed = 2 * codes - 1 if format_.bits == 1 else codes - (1 << (format_.bits - 1))
+        return signed.to(dtype) * first.view(dtype)
+    row = torch.zeros(dim, dtype=dtype, device=values.device)
+    if not count:
         return row
-    values = second.view(dtype)
-    if format_.form == DENSE:
+    codes = unpack_codes(values, format_.value_bits, count) if format_.bits else None
+    values = values.view(dtype) if codes is None else levels.view(dtype)[codes]
+    if form == DENSE:
         return values
-    if format_.form == INDEX:
+    if form == INDEX:
         return row.scatter_(0, _read_unsigned(first, index_width(dim)), values)
-    marked = unpack_bits(first)[:dim].to(torch.bool)
-    number = (marked.cumsum(dim=0) - 1).clamp(min=0)
-    return torch.where(marked, values[number], row)
+    if form == BITMAP:
+        marked = unpack_bits(first)[:dim].to(torch.bool)
+        number = (marked.cumsum(dim=0) - 1).clamp(min=0)
+        return torch.where(marked, values[number], row)
+    width = len(values) // count
+    at = _decode_positions(first, second, count, rice_parameter(count, dim // width))
+    grouped = row.view(-1, width)
+    return grouped.scatter_(0, at[:, None].expand(-1, width), values.view(-1, width)).view(-1)
+
+
+def _decode_positions(unary: Any, lowest: Any, count: int, shift: int) -> Any:
+    numbers = torch.arange(1, count + 1, dtype=torch.int32, device=unary.device)
+    ends = torch.searchsorted(unpack_bits(unary).cumsum(dim=0, dtype=torch.int32), numbers)
+    gaps = (torch.diff(ends, prepend=ends.new_full((1,), -1)) - 1) << shift
+    if shift:
+        gaps = gaps | unpack_codes(lowest, shift, count)
+    return torch.cumsum(gaps + 1, dim=0) - 1
 
 
 def unpack_bits(packed: Any) -> Any:

@@ -59,14 +59,23 @@ class RunProgress:
     data: str | None                    # digest of the data
     training: float = 0.0
     evaluating: float = 0.0
+    computing: list[float] = field(default_factory=list)    # of each block, up to the last restore
     started: str = field(default_factory=_now)
     evaluated: Evaluated = field(default_factory=Evaluated)
     recoveries: list[Recovery] = field(default_factory=list)
 
-    def to_checkpoint(self, blocks: Sequence[Sequence[int]], position: Position) -> dict[str, Any]:
+    def sum_computing(self, since_restore: Sequence[float]) -> list[float]:
+        """Return the computing time of each block since the start of the run, in seconds."""
+        stored = self.computing if len(self.computing) == len(since_restore) else [0.0] * len(since_restore)
+        return [round(before + after, 6) for before, after in zip(stored, since_restore, strict=True)]
+
+    def to_checkpoint(
+        self, blocks: Sequence[Sequence[int]], position: Position, computing: Sequence[float]
+    ) -> dict[str, Any]:
         """Return what a checkpoint stores; `position` is that of the evaluations up to it."""
         return {
             "training": self.training, "evaluating": self.evaluating, "started": self.started,
+            "computing": self.sum_computing(computing),
             "recoveries": [recovery.to_dict() for recovery in self.recoveries],
             "blocks": [list(ids) for ids in blocks], **position.to_dict(), "evaluated": asdict(self.evaluated),
             "data": self.data, "environment": collect_environment(),
@@ -78,6 +87,7 @@ class RunProgress:
         `records` are the evaluations up to it, read only if the checkpoint does not summarize them.
         """
         self.training, self.evaluating = stored.get("training", 0.0), stored.get("evaluating", 0.0)
+        self.computing = list(stored.get("computing", ()))
         self.started = stored.get("started", self.started)
         self.recoveries = self.recoveries or [Recovery(**recovery) for recovery in stored.get("recoveries", [])]
         self.evaluated = Evaluated.restore(stored, records)

@@ -91,6 +91,7 @@ class RunFolder:
         self.manifest = path / "manifest.json"
         self.checkpoints = path / "checkpoints"
         self._lock: IO[bytes] | None = None
+        self._place: os.stat_result                     # of the folder, when it was locked
         self._created = False
         self._open: dict[Path, IO[str]] = {}
         self._counted = self._new_counts()
@@ -125,6 +126,7 @@ class RunFolder:
                 raise OSError(errno.ELOOP, f"{self.checkpoints.name} is a symbolic link; remove it")
             while self._lock is None:
                 self._lock = _open_locked(self.path / _LOCK)
+            self._place = os.stat(self.path)
             remove_leftovers(self.path, *(file.name for file in self._list_files()))     # no other process writes them
         except BlockingIOError:
             raise FolderLockedError(f"--out: {self.path} is in use by another run") from None
@@ -136,12 +138,32 @@ class RunFolder:
     def release(self) -> None:
         self._close_files()
         if self._lock is not None:
-            (self.path / _LOCK).unlink(missing_ok=True)
+            with suppress(RunError):
+                self._require_same_place()              # else this would be the lock of another run
+                (self.path / _LOCK).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
             if self._created:
                 with suppress(OSError):
                     self.path.rmdir()      # only if nothing was written
+
+    def _require_same_place(self) -> None:
+        """Raise RunError if the folder was renamed, removed or taken by another run since it was locked.
+
+        Open files would follow a renamed folder, and new ones would go to its old place: results in two halves.
+        """
+        if self._lock is None:
+            return
+        with suppress(FileNotFoundError):
+            lock = os.stat(self.path / _LOCK, follow_symlinks=False)
+            if not os.path.samestat(lock, os.fstat(self._lock.fileno())):
+                raise RunError(f"{self}: another run has taken this folder; it was renamed or removed meanwhile")
+        try:
+            is_same = os.path.samestat(os.stat(self.path), self._place)
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise RunError(f"{self}: the folder was renamed or removed; nothing more is written, --resume continues")
 
     def clear(self) -> None:
         """Remove the files of a previous run, and only those; whatever is left after a crash can still be resumed."""
@@ -224,7 +246,8 @@ class RunFolder:
         return counted
 
     def sync(self) -> None:
-        """Flush to the disk: lines written so far survive a power cut too."""
+        """Flush to the disk: lines written so far survive a power cut too. Raise RunError if the folder is gone."""
+        self._require_same_place()
         for path, file in self._open.items():
             with describe_errors(path, "evaluations and events"):
                 os.fsync(file.fileno())
@@ -515,7 +538,7 @@ def build_history(records: Sequence[Record]) -> "pd.DataFrame":
     """Return the evaluations as a table: the columns that every run has, then the task's own, then the timestamp."""
     import pandas as pd
 
-    extra = [key for key in (records[0] if records else {}) if key not in COLUMNS]
+    extra = [key for key in (records[0] if records else {}) if key not in (*COLUMNS, schema.BLOCK_SECONDS)]
     return pd.DataFrame(list(records), columns=[*COLUMNS[:-1], *extra, COLUMNS[-1]])
 
 

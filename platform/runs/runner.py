@@ -17,7 +17,7 @@ from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.block import init_state
 from dbo.platform.engine.factory import start_engine, startup_notice
 from dbo.platform.engine.shard_wrappers import CountingShard
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.checkpoints import Checkpoints
 from dbo.platform.runs.driver_guard import guard_driver
 from dbo.platform.runs.preparation import Prepared, default_folder, local_folder, prepare
@@ -230,7 +230,7 @@ class _Execution:
             return self._end(loop.progress, outcome.status, outcome.error, outcome.state)
         except Exception as error:
             if has_started or not isinstance(error, InputError):
-                with suppress(OSError):          # a full disk refuses this too: the first error is the one to report
+                with suppress(OSError, RunError):      # a full disk refuses this too: the first error is to be reported
                     self._end(loop.progress, "failed", format_failure(error))
             raise
 

@@ -76,7 +76,8 @@ METRICS = {metric.name: metric for metric in (
 CLOSED_FORMS = ("solution_error", "penalty_error", "hypergradient_error")      # of tasks whose solution is known
 STAR_COLUMNS = ("bytes_up", "bytes_down", "server_bytes")                     # of runs with a server
 COLUMNS = tuple(name for name in METRICS if name not in (*CLOSED_FORMS, *STAR_COLUMNS))          # of every run
-CLOCKS = ("seconds", "timestamp")       # all other columns are the same in every repetition of a run
+BLOCK_SECONDS = "block_seconds"         # computing time of each block: a list in a line of metrics.jsonl, no column
+CLOCKS = ("seconds", "timestamp", BLOCK_SECONDS)        # all else is the same in every repetition of a run
 _COSTS_OF_TARGET = ("round", "bytes_links", "bytes_broadcast", "comm_mb", "paper_megabytes", "seconds")
 
 

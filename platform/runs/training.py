@@ -16,7 +16,7 @@ from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.recovery import Fail, decide
 from dbo.platform.runs.result import RunCallback
 from dbo.platform.runs.run_folder import Position, RunFolder, iterate_metrics
-from dbo.platform.runs.schema import Recovery
+from dbo.platform.runs.schema import BLOCK_SECONDS, Recovery
 from dbo.tasks.api import Problem
 
 State = dict[str, NDArray[Any]]
@@ -72,16 +72,21 @@ class TrainingLoop:
         experiment, engine = self.experiment, self.engine
         if done == 0:
             self._evaluate(0)
-        for round_ in range(done + 1, experiment.rounds + 1):
-            start = time.perf_counter()
-            engine.advance(round_)
+        while done < experiment.rounds:
+            start, round_ = time.perf_counter(), self._next_stop(done)
+            engine.advance(done + 1, round_)
             self.progress.training += time.perf_counter() - start
-            is_last = round_ == experiment.rounds
+            done, is_last = round_, round_ == experiment.rounds
             if round_ % experiment.eval_every == 0 or is_last:
                 self._evaluate(round_)
             if round_ % experiment.checkpoint_every == 0 or is_last:
                 self._check_finite(round_, engine.first_nonfinite())       # a checkpoint is always a finite state
                 self._save(round_)
+
+    def _next_stop(self, done: int) -> int:
+        """Return the next round after which there is an evaluation or a checkpoint."""
+        every = self.experiment.eval_every, self.experiment.checkpoint_every
+        return min(self.experiment.rounds, *(done - done % steps + steps for steps in every))
 
     def _evaluate(self, round_: int) -> None:
         """Record an evaluation; numbers that are not finite end the run instead."""
@@ -90,7 +95,10 @@ class TrainingLoop:
         parts = self.experiment.parts
         measured, nodes = evaluate(self.engine, self.problem, parts.algorithm, parts.config)
         self._check_finite(round_, first_nonfinite_metric(measured))
-        record = {"round": round_, "seconds": self.progress.training, **measured, "timestamp": time.time()}
+        record = {
+            "round": round_, "seconds": self.progress.training, **measured,
+            BLOCK_SECONDS: self.progress.sum_computing(self.engine.compute_seconds()), "timestamp": time.time(),
+        }
         self.folder.append(record, {"round": round_, **nodes})
         self.progress.evaluated.add(record)
         self.callback.on_evaluation(record)
@@ -109,7 +117,8 @@ class TrainingLoop:
 
     def _save(self, round_: int) -> None:
         self.folder.sync()
-        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.position())
+        computing = self.engine.compute_seconds()
+        stored = self.progress.to_checkpoint(self.engine.blocks, self.folder.position(), computing)
         self.checkpoints.save(round_, self.engine.snapshot(), stored)
         self.folder.publish()
 

@@ -22,10 +22,11 @@ from dbo.platform.runs.run_folder import (
     read_metrics,
     read_summary,
 )
-from dbo.platform.runs.schema import COLUMNS, Event, Group, Record, parse_record, section
+from dbo.platform.runs.schema import BLOCK_SECONDS, COLUMNS, Event, Group, Record, parse_record, section
 
 MAX_KEYS = 25               # metrics per run: MLflow's page draws a chart for each
 MAX_PARAM, MAX_TAG = 6000, 8000
+_MAX_STEP, _MAX_TIME = 2**62, 1e11      # of MLflow's columns; seconds
 _NOT_PARAMS = {"tracking", "data_dir", "presets"}      # may differ between two starts of the same run
 
 
@@ -80,17 +81,29 @@ class Points:
             return had_records
         lines = raw[len(self._last): raw.rfind(b"\n") + 1].splitlines(keepends=True)
         for line in lines:
-            record = parse_record(line)
+            record = self._parse(line)
             self.records[record["round"]] = record
         self._offset += sum(map(len, lines))
         self._last = lines[-1] if lines else self._last
         return was_replaced
 
 
+    def _parse(self, line: bytes) -> Record:
+        """Parse a line that MLflow can store."""
+        try:
+            record = parse_record(line)
+            is_valid = 0 <= record["round"] < _MAX_STEP and 0 <= float(record["timestamp"]) < _MAX_TIME
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise InputError(f"{self._path}: a line is damaged: {error}") from None
+        if not is_valid:
+            raise InputError(f"{self._path}: a line is damaged: its round or its timestamp is out of range")
+        return record
+
+
 def select_metrics(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield at most MAX_KEYS metrics of an evaluation, finite ones only: MLflow stores infinity as a large number."""
     common = [key for key in COLUMNS if key not in ("round", "timestamp")]
-    extra = [key for key in record if key not in COLUMNS]
+    extra = [key for key in record if key not in (*COLUMNS, BLOCK_SECONDS)]
     for key in (*common, *extra)[:MAX_KEYS]:
         value = record.get(key)
         if isinstance(value, int | float) and math.isfinite(value):
@@ -242,13 +255,17 @@ def write_nodes_table(source: Path, target: Path) -> None:
     import pandas as pd
 
     rows: dict[str, list[Any]] = {key: [] for key in ("round", "node", "accuracy", "apart_x", "apart_y", "bytes")}
-    for record in read_metrics(source):
-        count = len(record["apart_x"])
-        rows["round"] += [record["round"]] * count
-        rows["node"] += range(count)
-        for key in ("accuracy", "apart_x", "apart_y", "bytes"):
-            rows[key] += record.get(key) or [None] * count
-    pd.DataFrame(rows).to_parquet(target, index=False)
+    try:
+        for record in read_metrics(source):
+            count = len(record["apart_x"])
+            rows["round"] += [record["round"]] * count
+            rows["node"] += range(count)
+            for key in ("accuracy", "apart_x", "apart_y", "bytes"):
+                rows[key] += record.get(key) or [None] * count
+        pd.DataFrame(rows).to_parquet(target, index=False)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{source}: a line is damaged: {type(error).__name__}: {reason}") from None
 
 
 def _digest(path: Path) -> str:

@@ -212,7 +212,7 @@ class _TrackedRun:
             self._sent_is_known = False                     # a request that fails may have arrived or not
             unsent = [self.points.records[round_] for round_ in sorted(self.unsent())]
             for batch in self._store.send(self.run_id, unsent):
-                self._sent |= {record["round"]: record[CLOCK] for record in batch}
+                self._sent |= {record["round"]: record.get(CLOCK) for record in batch}
                 self.sent_count += len(batch)
                 self._on_progress()
             self._sent_is_known = True

@@ -8,8 +8,9 @@ Every check is a run from the common start:
 4. Identical nodes: does it reach its limit if all nodes have the same data?
 
 For an algorithm that stops at a distance from its limit, checks 2 and 3 are repeated with a quarter of its step sizes:
-the distance must shrink. Claims are declared with the algorithms (`dbo.algorithms.claims`). For an algorithm without a
-claim the errors are measured but not judged. The contracts in `contracts.py` hold for all algorithms.
+the distance must shrink. For one whose distance falls with the rounds they are repeated with four times the rounds: it
+must fall at the claimed rate. Claims are declared with the algorithms (`dbo.algorithms.claims`). For an algorithm
+without a claim the errors are measured but not judged. The contracts in `contracts.py` hold for all algorithms.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,8 @@ MAX_SHRINKAGE = 0.5     # of the distance, with a quarter of the step sizes
 MAX_RESIDUAL = 1e-10    # of an identity, relative to the largest entry of the state
 RING_GAP = 1 / 3        # spectral gap of the ring on which claims count their rounds; slower mixing gets more rounds
 UNCLAIMED_ROUNDS = 500
-SMALLER_STEPS = 0.25
+SMALLER_STEPS = 0.25    # where the distance falls with the rounds: the inverse of the factor on them
+RATE_TOLERANCE = 0.2    # of the exponent with which a distance falls
 
 
 class ClosedFormProblem(Problem, Protocol):
@@ -58,6 +60,8 @@ class ClosedFormProblem(Problem, Protocol):
     def local_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
     def averaged_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
     def truncated_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
+    def personalised_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
+    def moreau_hypergradient(self, x: Array, c: float, gamma: float) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class Certificate:
     limit: Limit | None
     end: End
     direction: DirectionError
-    smaller: tuple[End, DirectionError] | None      # with smaller steps, for algorithms that stop at a distance
+    smaller: tuple[End, DirectionError] | None      # with smaller steps, or more rounds, where a distance remains
     identical: End | None                           # on identical nodes; None on a single machine
     failures: tuple[str, ...] = ()
 
@@ -102,7 +106,7 @@ def verify(algorithm: Algorithm, topology: str = "ring") -> Certificate:
     problem, uniform = _build_problem(heterogeneity=1.0), _build_problem(heterogeneity=0.0)
     with np.errstate(all="ignore"):         # divergence shows in the distances
         smaller = None
-        if claim and claim.floor:
+        if claim and (claim.floor or claim.rate):
             smaller = (
                 _measure_end(algorithm, problem, network, SMALLER_STEPS),
                 _measure_direction(algorithm, problem, network, SMALLER_STEPS),
@@ -113,7 +117,7 @@ def verify(algorithm: Algorithm, topology: str = "ring") -> Certificate:
             None if algorithm.network == "single" else _measure_end(algorithm, uniform, network),
         )
         failures = [*_check_contracts(algorithm, problem, network, certificate)]
-    failures += _check_claim(certificate, claim) if claim else ()
+    failures += _check_claim(certificate, claim, algorithm.config(**claim.steps)) if claim else ()
     return replace(certificate, failures=tuple(failures))
 
 
@@ -132,15 +136,16 @@ def _check_contracts(
         yield "x is not finite at the end: it diverges with its defaults on a well-conditioned quadratic"
 
 
-def _check_claim(certificate: Certificate, claim: Claim) -> Iterator[str]:
+def _check_claim(certificate: Certificate, claim: Claim, config: Any) -> Iterator[str]:
     for name, residual in certificate.end.residuals.items():
         if not residual <= MAX_RESIDUAL:
             yield f"invariant {name} is off by {residual:.1e}"
     end, direction = certificate.smaller or (None, None)
+    rate = claim.rate(config) if claim.rate else None
     if claim.follows:
         smaller = direction.from_claimed if direction else None
-        yield from _check_distance("hypergradient", certificate.direction.from_claimed, smaller)
-    yield from _check_distance("end", certificate.end.from_limit, end.from_limit if end else None)
+        yield from _check_distance("hypergradient", certificate.direction.from_claimed, smaller, rate)
+    yield from _check_distance("end", certificate.end.from_limit, end.from_limit if end else None, rate)
     near, identical = NEAR if claim.floor else EXACT, certificate.identical
     if identical and not identical.from_limit <= near:
         yield f"end on identical nodes is {identical.from_limit:.1e} away"
@@ -148,11 +153,15 @@ def _check_claim(certificate: Certificate, claim: Claim) -> Iterator[str]:
         yield f"end on identical nodes is {identical.from_solution:.1e} away from ψ's minimiser"
 
 
-def _check_distance(what: str, distance: float, smaller: float | None) -> Iterator[str]:
-    """Require a distance of zero, or a small one that shrinks with the step sizes; NaN is neither."""
+def _check_distance(what: str, distance: float, smaller: float | None, rate: float | None = None) -> Iterator[str]:
+    """Require a distance of zero, or a small one that shrinks with the step sizes or the rounds; NaN is neither."""
     if smaller is None:
         if not distance <= EXACT:
             yield f"{what} is {distance:.1e} away"
+    elif rate is not None:
+        found = float(np.log(distance / smaller) / np.log(1 / SMALLER_STEPS))
+        if not abs(found - rate) <= RATE_TOLERANCE * rate:
+            yield f"{what} is {distance:.1e} away, and falls like rounds^−{found:.2g} instead of rounds^−{rate:.2g}"
     elif not distance <= MAX_DISTANCE:
         yield f"{what} is {distance:.1e} away, more than {MAX_DISTANCE}"
     elif not smaller <= max(MAX_SHRINKAGE * distance, NEAR):
@@ -187,7 +196,10 @@ def _count_rounds(algorithm: Algorithm, network: Network, scale: float) -> int:
 
     With smaller steps half of the proportional number is enough: a distance needs less precision than a point.
     """
-    rounds = algorithm.claim.rounds if algorithm.claim else UNCLAIMED_ROUNDS
+    claim = algorithm.claim
+    rounds = claim.rounds if claim else UNCLAIMED_ROUNDS
+    if claim and claim.rate:
+        return round(rounds / scale)
     gap = network.spectral_gap if algorithm.network == "gossip" else single_node().spectral_gap
     return round((1.0 if scale == 1 else 0.5 / scale) * max(1.0, RING_GAP / gap) * rounds)
 

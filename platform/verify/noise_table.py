@@ -24,4 +24,6 @@ def format_row(certificate: NoiseCertificate) -> tuple[str, ...]:
 
 
 def _format_ratio(ratio: float | None, digits: int) -> str:
-    return "–" if ratio is None else f"{ratio:,.{digits}f}"
+    if ratio is None:
+        return "–"
+    return "> 1e6" if ratio > 1e6 else f"{ratio:,.{digits}f}"

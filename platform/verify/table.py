@@ -11,7 +11,8 @@ LEGEND = (
     "goes to: the limit, the zero of ∇ψ, of ∇ψ_λ (penalty), or of ∇ψ with other inverses instead of H̄⁻¹. "
     "∇ψ error: of the mean direction with x fixed at the start. distance: of the worst node's end to the limit; "
     "from x*: to the minimiser of ψ; alike: the same if all nodes have the same data; consensus: to the mean over "
-    "nodes. kept: invariants that hold. All errors are relative; a → b: b with a quarter of the step sizes."
+    "nodes. kept: invariants that hold. All errors are relative; a → b: b with a quarter of the step sizes, or "
+    "with four times the rounds for a method whose distance falls with them (f2sa)."
 )
 BEGIN, END = "<!-- dbo verify -->\n", "<!-- end of dbo verify -->\n"
 

@@ -268,6 +268,28 @@ class QuadraticProblem(Problem):
         gradient: Array = self.rho * x + self._m.T @ neumann(self._h, terms, lipschitz) @ (self.y_star(x) - self._t)
         return gradient
 
+    def personalised_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array:
+        """Return mean_i [∇_x f_i − ∇²_xy g_i P_J(∇²_yy g_i) ∇_y f_i] at y_i*(x), the minimiser of g_i."""
+        lower = self.h @ (self.b @ x + self.c)[:, :, None]
+        own = np.linalg.solve(self.hessians, lower)[:, :, 0]
+        inverted = _matvec(neumann(self.hessians, terms, lipschitz), own - self.t)
+        gradient: Array = self.rho * x - _mean(_matvec(self.jacobians, inverted))
+        return gradient
+
+    def moreau_hypergradient(self, x: Array, c: float, gamma: float) -> Array:
+        """Return ρx − cMᵀ(y − θ), y stationary for f/c + g − v_γ, θ the proximal point of v_γ(x, y).
+
+        The two conditions are H̄θ + (θ − y)/γ = Mx + e and y/c + H̄y − (y − θ)/γ = Mx + e + t̄/c.
+        """
+        eye, lower = np.eye(self.dim_y), self._m @ x + self._e
+        system = np.block([
+            [self._h + eye / gamma, -eye / gamma],
+            [eye / gamma, self._h + (1 / c - 1 / gamma) * eye],
+        ])
+        theta, y = np.split(np.linalg.solve(system, np.concatenate([lower, lower + self._t / c])), 2)
+        gradient: Array = self.rho * x - c * self._m.T @ (y - theta)
+        return gradient
+
     def find_zero(self, hypergradient: Callable[[Array], Array]) -> Array:
         """Return the x where a hypergradient is zero; all of the above are affine in x."""
         offset = hypergradient(np.zeros(self.dim_x))

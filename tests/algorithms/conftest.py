@@ -34,7 +34,14 @@ QUADRATIC: dict[str, dict[str, Any]] = {
     "fedbioacc": {"local_steps": 2, "eta_x": 0.1, "eta_y": 0.2, "eta_v": 0.2},
     "aggitd": {"inner_steps": 4, "eta_x": 0.2, "eta_y": 0.4, "eta_z": 0.8},
     "ef_soba": {"eta_x": 0.05, "eta_y": 0.1, "eta_v": 0.1},
+    "sparkle": {"eta_x": 0.2, "eta_y": 0.5, "eta_v": 0.5},
+    "storm_pl": {"eta": 0.3, "beta_x": 0.1, "beta_y": 0.4, "beta_z": 0.4},
+    "sun_dsbo": {"eta_x": 0.03, "eta_y": 0.12, "eta_theta": 0.12},
+    "slam": {"inner_steps": 3, "eta_x": 0.3, "eta_y": 0.6, "lipschitz": 1.2},
     "f2ba": {"inner_steps": 10, "eta_in": 0.8},
+    "f2sa": {"eta_z": 0.8, "eta_y": 0.8, "eta_x": 0.3},
+    "stocbio": {"eta_y": 0.8, "eta_v": 0.8, "eta_x": 0.3},
+    "soba": {"eta_x": 0.2, "eta_y": 0.5, "eta_v": 0.5},
     "bome": {"inner_steps": 5, "eta_in": 0.9, "eta_x": 0.1, "eta_y": 0.1},
 }
 

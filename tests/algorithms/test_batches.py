@@ -27,6 +27,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "mdbo sampled": ("mdbo", {"neumann": "sampled"}),
     "vrdbo sampled": ("vrdbo", {"neumann": "sampled"}),
     "d_soba first_order": ("d_soba", {"derivatives": "first_order"}),
+    "sparkle mixed": ("sparkle", {"rule_x": "gt", "rule_y": "ed", "rule_v": "extra"}),
 }
 ALWAYS_ALL = [label for label in VARIANTS if "sampled" not in label]      # that draw all of their batches in each round
 SMALL = Batches(lower=5, upper=3)
@@ -215,12 +216,28 @@ ORACLES: dict[str, Callable[[Any], dict[tuple[int, int], str]]] = {
         (0, 0): "f_y g_y", (1, c.inner_steps - 1): "f_y g_y g_yy", (c.inner_steps, c.inner_steps): "f_x g_xy",
     },
     "ef_soba": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
+    "sparkle": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
+    "storm_pl": lambda c: {(0, 0): "f_x f_y g_x g_x g_y g_y f_x f_y g_x g_x g_y g_y"},
+    "sun_dsbo": lambda c: {(0, 0): "f_x f_y g_x g_x g_y g_y"},
+    "slam": lambda c: {
+        (0, c.inner_steps - 1): "g_y", (c.inner_steps, c.inner_steps): "f_x f_y g_xy",
+        (c.inner_steps + 1, c.inner_steps + c.neumann_terms - 1): "g_yy",
+    },
     "f2ba": lambda c: {
         (0, c.inner_steps - 1): "f_y g_y g_y", (c.inner_steps, c.inner_steps): "f_x g_x g_x",
     },
     "bome": lambda c: {
         (0, c.inner_steps - 1): "g_y", (c.inner_steps, c.inner_steps): "f_x f_y g_x g_x g_y",
     },
+    "f2sa": lambda c: {
+        (0, c.inner_steps - 1): "f_y g_y g_y", (c.inner_steps, c.inner_steps): "f_x g_x g_x",
+    },
+    "stocbio": lambda c: {
+        (0, c.inner_steps - 1): "g_y", (c.inner_steps, c.inner_steps): "f_x f_y",
+        (c.inner_steps + 1, c.inner_steps + c.neumann_terms - 1): "g_yy",
+        (c.inner_steps + c.neumann_terms, c.inner_steps + c.neumann_terms): "g_xy",
+    },
+    "soba": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
 }
 
 
@@ -314,7 +331,18 @@ def test_old_and_new_point_of_storm_see_the_same_samples(lab: Any, noisy: Any) -
     assert np.abs(states(engine)["v"] - start["v"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc", "dsgda_gt", "f2ba"])
+def test_estimates_of_storm_pl_do_not_move_without_a_step(lab: Any, noisy: Any) -> None:
+    """STORM-PL with no correction and no step: both points of a difference see the same samples, so it is 0."""
+    config = lab.config("storm_pl", beta_x=1e-12, beta_y=1e-12, beta_z=1e-12, alpha=1e-12)
+    engine = lab.engine("storm_pl", config, noisy, topology="complete", batches=SMALL)
+    start = states(engine)
+    engine.advance(1)
+    for name in ("x", "y", "z"):
+        key = f"estimate.{name}"
+        np.testing.assert_allclose(states(engine)[key], start[key], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc", "dsgda_gt", "f2ba", "f2sa", "sun_dsbo"])
 def test_penalty_terms_share_their_samples(lab: Any, noisy: Any, name: str) -> None:
     """At y = z the λ-term of a sampled upper gradient is 0 exactly; two batches would leave λ times their noise."""
     engine = lab.engine(name, problem=noisy, batches=SMALL)
@@ -335,7 +363,10 @@ def test_first_order_differences_share_their_samples(lab: Any, noisy: Any) -> No
 # ---- schedules -------------------------------------------------------------------------------------------------------
 
 # Numbers that are no step sizes: penalties, constants of the problem, safeguards, and shares of clients.
-CONSTANTS = {"lam", "lipschitz", "radius", "delta", "rate", "floor", "participation"}
+CONSTANTS = {
+    "lam", "lam_start", "lam_rounds", "lam_power", "c", "prox", "lipschitz", "radius", "delta", "rate", "floor",
+    "participation",
+}
 
 
 def can_vary(name: str) -> list[str]:
@@ -351,14 +382,17 @@ def test_every_step_size_can_have_a_schedule(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "parameter"), [(name, each) for name in NAMES for each in can_vary(name)])
-def test_a_schedule_is_the_number_that_it_states(lab: Any, name: str, parameter: str) -> None:
-    """Two rounds with one number and two with another: the bits of two runs with a constant each, chained."""
+def test_a_schedule_is_the_number_that_it_states(lab: Any, noisy: Any, name: str, parameter: str) -> None:
+    """Two rounds with one number and two with another: the bits of two runs with a constant each, chained.
+
+    With mini-batches: on full ones the weight of a variance-reduced estimate has no effect.
+    """
     config = lab.config(name)
     later = replace(config, **{parameter: 0.7 * getattr(config, parameter)})
     schedule = Piecewise(value=getattr(config, parameter), after=(2,), values=(getattr(later, parameter),))
-    scheduled = lab.engine(name, config, rounds=4, schedules=Schedules({parameter: schedule}))
-    first = lab.engine(name, config, rounds=2)
-    second = lab.engine(name, later)
+    scheduled = lab.engine(name, config, noisy, rounds=4, batches=SMALL, schedules=Schedules({parameter: schedule}))
+    first = lab.engine(name, config, noisy, rounds=2, batches=SMALL)
+    second = lab.engine(name, later, noisy, batches=SMALL)
     second.restore(snapshot(first))
     for round_ in (3, 4):
         first.advance(round_)

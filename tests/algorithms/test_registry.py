@@ -39,6 +39,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "vrdbo sampled": ("vrdbo", {"neumann": "sampled"}),
     "madsbo relaxed": ("madsbo", {"gam": 0.5}),
     "d_soba first_order": ("d_soba", {"derivatives": "first_order"}),
+    "sparkle extra": ("sparkle", {"rule_x": "extra", "rule_y": "extra", "rule_v": "extra"}),
+    "sparkle gt": ("sparkle", {"rule_x": "gt", "rule_y": "gt", "rule_v": "gt", "eta_y": 0.1, "eta_v": 0.1}),
+    "sparkle mixed": ("sparkle", {"rule_x": "gt", "rule_y": "ed", "rule_v": "extra"}),
     "ef_soba rand_k": ("ef_soba", {"compressor": RandK(ratio=0.5)}),
     "aggitd sampled": ("aggitd", {"series": "sampled"}),
 } | {
@@ -168,9 +171,15 @@ STEPS: dict[str, Callable[[Any], float]] = {
     "fedbioacc": lambda c: c.local_steps * c.eta_x,
     # ∇_x f_i(x) = ρ x: local steps contract towards x − h / ρ.
     "fednest": lambda c: (1 - (1 - c.eta_x * RHO) ** c.local_steps) / RHO,
+    "storm_pl": lambda c: c.beta_x * c.eta,
 } | {name: lambda c: c.eta_x for name in (
-    "madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "simfbo", "aggitd", "ef_soba", "bome",
+    "madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "sparkle", "sun_dsbo", "slam",
+    "simfbo", "aggitd", "ef_soba", "bome", "f2sa", "stocbio", "soba",
 )}
+# A factor on it after t rounds, where the method itself shortens its steps.
+SHRINKING: dict[str, Callable[[Any, int], float]] = {
+    "f2sa": lambda c, t: float((1 + t / c.lam_rounds) ** -c.lam_power),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,7 +191,8 @@ def test_mean_of_x_moves_by_the_step_size(lab: Any, name: str) -> None:
     for round_ in range(1, 6):
         before, along = lab.model(engine, "x"), lab.model(engine, "direction")
         engine.advance(round_)
-        np.testing.assert_allclose(lab.model(engine, "x"), before - step * along, rtol=0, atol=1e-13)
+        length = step * SHRINKING[name](config, round_ - 1) if name in SHRINKING else step
+        np.testing.assert_allclose(lab.model(engine, "x"), before - length * along, rtol=0, atol=1e-13)
 
 
 Counts = dict[str, int]
@@ -244,8 +254,15 @@ COSTS: dict[str, Callable[[Any, int, int], Counts]] = {
         2 * c.inner_steps + 1, c.inner_steps - 1, 1,
     ),
     "ef_soba": lambda c, x, y: star_cost(2, kept(c, x) + 2 * kept(c, y), x + 2 * y, 3, 1, 1),
+    "sparkle": lambda c, x, y: cost(1, x + 2 * y, 3, 1, 1),
+    "storm_pl": lambda c, x, y: cost(1, 2 * x + 4 * y, 12),
+    "sun_dsbo": lambda c, x, y: cost(1, 2 * x + 4 * y, 6),
+    "slam": lambda c, x, y: cost(1, x, c.inner_steps + 2, c.neumann_terms - 1, 1),
     "f2ba": lambda c, x, y: cost(0, 0, 3 * c.inner_steps + 3),
     "bome": lambda c, x, y: cost(0, 0, c.inner_steps + 5),
+    "f2sa": lambda c, x, y: cost(0, 0, 3 * c.inner_steps + 3),
+    "stocbio": lambda c, x, y: cost(0, 0, c.inner_steps + 2, c.neumann_terms - 1, 1),
+    "soba": lambda c, x, y: cost(0, 0, 3, 1, 1),
 }
 
 
@@ -347,6 +364,15 @@ def test_first_order_variant_needs_gradients_only(lab: Any) -> None:
     """D-SOBA-FO: seven partial gradients, no second-order product, the same messages."""
     config = lab.config("d_soba", derivatives="first_order")
     assert per_round(lab.engine("d_soba", config), 3) == cost(1, 3 + 2 * 5, 7)
+
+
+@pytest.mark.parametrize(("rules", "values"), [("ed", 0), ("extra", 0), ("x", 4), ("y", 10), ("v", 10), ("gt", 24)])
+def test_gradient_tracking_sends_a_variable_twice(lab: Any, rules: str, values: int) -> None:
+    """SPARKLE sends d_x + 2 d_y values; each variable with the rule gt adds its tracker, in the same packet."""
+    chosen = {f"rule_{s}": rules if rules in ("ed", "extra", "gt") else "gt" if rules == s else "ed" for s in "xyv"}
+    config = lab.config("sparkle", **chosen, eta_y=0.1, eta_v=0.1)
+    found = per_round(lab.engine("sparkle", config, lab.quadratic(dim_x=4, dim_y=10)), 3)
+    assert found == cost(1, 24 + values, 3, 1, 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -521,8 +547,15 @@ LINEAR: dict[str, dict[str, Any]] = {
     "fedbioacc": {"local_steps": 2, "eta_x": 0.05, "eta_y": 0.2, "eta_v": 0.2},
     "aggitd": {"inner_steps": 4, "eta_x": 0.1, "eta_y": 0.3, "eta_z": 0.3},
     "ef_soba": {"eta_x": 0.1, "eta_y": 0.2, "eta_v": 0.2},
+    "sparkle": {"eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
+    "storm_pl": {"eta": 0.4, "beta_x": 0.25, "beta_y": 0.5, "beta_z": 0.5},
+    "sun_dsbo": {"eta_x": 0.1, "eta_y": 0.2, "eta_theta": 0.2},
+    "slam": {"inner_steps": 4, "eta_x": 0.1, "eta_y": 0.3, "lipschitz": 3.0},
     "f2ba": {"inner_steps": 4, "eta_in": 0.3},
     "bome": {"inner_steps": 4, "eta_in": 0.3, "eta_x": 0.3, "eta_y": 0.3},
+    "f2sa": {"inner_steps": 4, "eta_z": 0.3, "eta_y": 0.3},
+    "stocbio": {"inner_steps": 4, "eta_y": 0.3, "eta_v": 0.3, "eta_x": 0.1},
+    "soba": {"eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
 }
 # A backbone bends: its steps are shorter, and Lipschitz constants larger, than those of a linear model.
 BACKBONE: dict[str, dict[str, Any]] = {

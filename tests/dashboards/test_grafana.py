@@ -99,11 +99,11 @@ def test_alerts_and_provisioning_fit_the_boards() -> None:
         assert find_metrics(rule["expr"]) <= EXPORTED
     source = yaml.safe_load((GRAFANA / "provisioning/datasources/dbo.yaml").read_text())["datasources"][0]
     assert (source["type"], source["uid"]) == ("prometheus", "Prometheus")
-    compose = yaml.safe_load((GRAFANA.parents[1] / "docs/grafana-compose.yaml").read_text())["services"]
+    compose = yaml.safe_load((GRAFANA.parents[1] / "docs/deploy/grafana.yaml").read_text())["services"]
     mounts = [mount.split(":") for service in compose.values() for mount in service["volumes"]]
     inside = {target for _, target, _ in mounts}
     for provider in yaml.safe_load((GRAFANA / "provisioning/dashboards/dbo.yaml").read_text())["providers"]:
         assert any(Path(provider["options"]["path"]).is_relative_to(place) for place in inside)
     for source_path, _, mode in mounts:
         assert mode == "ro"
-        assert source_path == "/tmp/ray" or (GRAFANA.parents[1] / "docs" / source_path).exists()
+        assert source_path == "/tmp/ray" or (GRAFANA.parents[1] / "docs/deploy" / source_path).exists()

@@ -164,10 +164,7 @@ def test_numbers_are_formatted_for_people() -> None:
 
 def test_algorithm_has_one_style() -> None:
     """Built-in algorithms differ in colour or dash; a plugin's has a stable style."""
-    names = [
-        "c2dfb", "c2dfb_nc", "madsbo", "mdbo", "madsbo_gt", "vrdbo", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo",
-        "f2ba", "bome",
-    ]
+    names = list(algorithms())
     assert len({(get_style(name).light, get_style(name).dash) for name in names}) == len(names)
     assert get_style("mine") == get_style("mine")
     assert len(set(sample_scale(12))) == 12

@@ -24,9 +24,11 @@
     errors    disk full, Ray that cannot start, storage that cannot be reached: one line with context
     supervise SIGKILL of the driver under `dbo supervise`
     raylet    SIGKILL of the raylet under a driver
+    cluster   GCS, raylet and workers stopped or killed while a run starts, trains or sweeps
     code      an edit of code that decides results, between two parts of a run
     history   resume after many evaluations
     search    the log of a search cut after every byte
+    renamed   the folder of a run renamed, removed or replaced in its middle
     yaml      bombs of aliases and merges, numbers of YAML 1.1
     links     symbolic links in place of every file that is written
     packing   a token in place of every file that a job sends
@@ -77,9 +79,11 @@ FAULTS = {      # name: module of tests.faults, function
     "errors": ("sealed", "one_line"),
     "supervise": ("drivers", "supervised"),
     "raylet": ("drivers", "raylet"),
+    "cluster": ("clusters", "processes"),
     "code": ("history", "edited_code"),
     "history": ("history", "long_history"),
     "search": ("history", "torn_search"),
+    "renamed": ("history", "renamed_folder"),
     "yaml": ("foreign", "expansions"),
     "links": ("foreign", "links"),
     "packing": ("foreign", "packing"),

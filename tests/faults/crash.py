@@ -85,11 +85,11 @@ def _hang(row: Row, root: Path) -> None:
     stopped: list[int] = []
     advance = RayEngine.advance
 
-    def stop_in_round_6(engine: RayEngine, round_: int) -> None:
+    def stop_in_round_6(engine: RayEngine, round_: int, last: int | None = None) -> None:
         if round_ == 6 and not stopped:
             stopped.append(engine.pids()[0])
             os.kill(stopped[0], signal.SIGSTOP)
-        advance(engine, round_)
+        advance(engine, round_, last)
 
     with mock.patch.object(RayEngine, "advance", stop_in_round_6):
         hit = run(experiment, root / "hung")

@@ -109,7 +109,7 @@ def read_content(url: str) -> dict[str, bytes]:
 
 def _lose_lease(url: str, lost_in: int) -> tuple[bool, str]:
     """Run, and let another driver take over in the middle; return whether nothing was written from then on."""
-    advance, before = LocalEngine.advance, {}
+    advance, before = LocalEngine.run_round, {}
 
     def lose(engine: Any, round_: int) -> None:
         if round_ == lost_in:
@@ -118,7 +118,7 @@ def _lose_lease(url: str, lost_in: int) -> tuple[bool, str]:
         advance(engine, round_)
 
     error = None
-    with mock.patch.object(LocalEngine, "advance", lose):
+    with mock.patch.object(LocalEngine, "run_round", lose):
         try:
             run(Experiment(**{**TINY, "rounds": 9, "checkpoint_every": 1}), url)
         except RunError as raised:

@@ -13,9 +13,9 @@ from unittest import mock
 from dbo.platform.config import code_identity, plugins
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs import atomic_io, runner, schema
-from dbo.platform.runs.run_folder import Position, read_events
+from dbo.platform.runs.run_folder import Position, RunFolder, read_events
 from dbo.platform.runs.runner import run
 from dbo.sweeps.grid import Grid
 from dbo.sweeps.plan import Sweep
@@ -177,3 +177,51 @@ def _own_sources(place: Path) -> Iterator[None]:
         code_identity._find.cache_clear()
         yield
     code_identity._find.cache_clear()
+
+
+# ---- renamed folders -------------------------------------------------------------------------------------------------
+
+
+def renamed_folder(short: bool, sabotage: bool = False) -> Row:
+    """Rename, remove or replace the folder of a run in its middle. Sabotage: nobody looks where the folder is."""
+    row = Row("renamed folders", "exit with an error, nothing written to the old place, same bits after resume")
+    experiment = Experiment(**TINY)
+    blind = mock.patch.object(RunFolder, "_require_same_place")
+    with tempfile.TemporaryDirectory() as base, blind if sabotage else nullcontext():
+        calm = run(experiment, Path(base) / "calm").folder
+        for kind in ("renamed", "removed", "replaced"):
+            for round_ in (6,) if short else (1, 3, 4, 5, 8, 11, 12):
+                folder, other = Path(base) / f"{kind}-{round_}", Path(base) / f"{kind}-{round_}-elsewhere"
+                with measure_time(row):
+                    error = _run_and_move(experiment, folder, other, kind, round_)
+                written = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+                is_clean = written == ([".lock"] if kind == "replaced" else [])
+                if kind != "removed":
+                    run(experiment, other, resume=True)
+                    count_evaluations(row, other, experiment.rounds + 1)
+                is_same = kind == "removed" or hash_run(other) == hash_run(calm)
+                row.count(bool(error) and is_clean and is_same,
+                          f"{kind} in round {round_}: {error!r}, written {written}, same={is_same}")
+    return row
+
+
+def _run_and_move(experiment: Experiment, folder: Path, other: Path, kind: str, in_round: int) -> str:
+    """Run, and move the folder in this round; return the error."""
+    advance, rival = LocalEngine.advance, RunFolder(folder)
+
+    def move(engine: LocalEngine, round_: int) -> None:
+        if round_ == in_round:
+            shutil.rmtree(folder) if kind == "removed" else folder.rename(other)
+            if kind == "replaced":
+                rival.acquire()
+        advance(engine, round_)
+
+    try:
+        with mock.patch.object(LocalEngine, "advance", move):
+            run(experiment, folder)
+    except (RunError, OSError) as error:
+        return str(error)
+    finally:
+        if rival._lock is not None:
+            rival._lock.close()
+    return ""

@@ -32,10 +32,10 @@ class Notices(NoCallback):
 
 advance, machines = RayEngine.advance, set()
 
-def advance_slowly(engine, round_):
+def advance_slowly(engine, round_, last=None):
     machines.update(place.machine for place in engine._heartbeats.places.values())
     time.sleep(0.1)
-    advance(engine, round_)
+    advance(engine, round_, last)
 
 RayEngine.advance = advance_slowly
 result = run(Experiment(**json.loads(sys.argv[1])), sys.argv[2], callback=Notices())

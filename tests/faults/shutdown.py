@@ -132,11 +132,11 @@ def silence(short: bool, sabotage: bool = False) -> Row:
 
 
 def _stop_in_round_6(advance: Callable[..., None], block: int, stopped: list[float]) -> Callable[..., None]:
-    def advance_and_stop(engine: RayEngine, round_: int) -> None:
+    def advance_and_stop(engine: RayEngine, round_: int, last: int | None = None) -> None:
         if round_ == 6 and not stopped:
             os.kill(engine.pids()[block], signal.SIGSTOP)
             stopped.append(time.time())
-        advance(engine, round_)
+        advance(engine, round_, last)
 
     return advance_and_stop
 

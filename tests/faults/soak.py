@@ -44,7 +44,7 @@ class Monitor:
         self.open_files: dict[int, list[int]] = {}
         self.stored: list[tuple[int, float]] = []
 
-    def __call__(self, engine: Engine, round_: int) -> None:
+    def __call__(self, engine: Engine, round_: int, last: int | None = None) -> None:
         if self.leak is not None:
             self.leak.append(os.urandom(20_000))
         if round_ % self.every:
@@ -89,8 +89,8 @@ def soak(short: bool, sabotage: bool = False, on_ray: bool = True) -> Row:
 def _run_monitored(engine_class: Any, monitor: Monitor, settings: dict[str, Any]) -> None:
     advance = engine_class.advance
 
-    def advance_and_sample(engine: Any, round_: int) -> None:
-        advance(engine, round_)
+    def advance_and_sample(engine: Any, round_: int, last: int | None = None) -> None:
+        advance(engine, round_, last)
         monitor(engine, round_)
 
     with mock.patch.object(engine_class, "advance", advance_and_sample), tempfile.TemporaryDirectory() as folder:

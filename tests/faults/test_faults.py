@@ -15,7 +15,7 @@ from tests.faults import results
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
     "messages", "disk", "flips", "nan", "pickles", "exposure", "sealed", "mixed", "secrets", "errors", "supervise",
-    "fencing", "code", "history", "search", "yaml", "links", "packing", "sizes",
+    "fencing", "code", "history", "search", "renamed", "yaml", "links", "packing", "sizes",
 )
 ELSEWHERE = {
     "actors": ("platform/runs/test_recovery.py::test_killed_actors_do_not_change_results",
@@ -37,6 +37,8 @@ ELSEWHERE = {
                "platform/engine/test_heartbeat.py::test_long_native_call_is_no_silence"),
     "partition": ("platform/engine/test_partitions.py::test_machine_that_is_cut_off_for_good",
                   "platform/engine/test_partitions.py::test_machine_that_is_cut_off_for_20_seconds"),
+    "cluster": ("platform/engine/test_clusters.py::test_a_run_survives_or_is_resumed",
+                "platform/engine/test_clusters.py::test_a_worker_stopped_before_its_first_answer_is_found"),
     "soak": ("platform/engine/test_ray_engine.py::test_payloads_do_not_pile_up",),
 }
 

@@ -41,7 +41,7 @@ def run_cell(cell: SweepCell, out: Path) -> Reports:
 
 def interrupt_cell(cell: SweepCell, out: Path, at_round: int) -> None:
     """Run a cell up to a round, as if its worker were killed there."""
-    original = LocalEngine.advance
+    original = LocalEngine.run_round
 
     def advance(engine: LocalEngine, number: int) -> None:
         if number == at_round:
@@ -49,7 +49,7 @@ def interrupt_cell(cell: SweepCell, out: Path, at_round: int) -> None:
         original(engine, number)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalEngine, "advance", advance)
+        patch.setattr(LocalEngine, "run_round", advance)
         with pytest.raises(KeyboardInterrupt):
             run(cell.experiment, cell.folder(out))
 
@@ -77,7 +77,7 @@ class SteppedClock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.begun = 0.0, threading.Event()
         self._turn, self._done, self._given = threading.Semaphore(0), threading.Semaphore(0), False
-        append, advance = RunFolder.append, LocalEngine.advance
+        append, advance = RunFolder.append, LocalEngine.run_round
 
         def advance_in_turn(engine: LocalEngine, number: int) -> None:
             self.begun.set()
@@ -89,7 +89,7 @@ class SteppedClock:
             if record["round"]:
                 self._done.release()
 
-        monkeypatch.setattr(LocalEngine, "advance", advance_in_turn)
+        monkeypatch.setattr(LocalEngine, "run_round", advance_in_turn)
         monkeypatch.setattr(RunFolder, "append", append_and_count)
         monkeypatch.setattr(trial_worker, "time", self)
 
@@ -126,7 +126,7 @@ def test_two_workers_that_start_at_once_both_report_the_result(
 ) -> None:
     """Both find the folder unlocked; the slower one is refused the lock, and then waits."""
     both, refused, local = threading.Barrier(2), threading.Event(), threading.local()
-    original, acquire, advance = trial_worker.is_locked, RunFolder.acquire, LocalEngine.advance
+    original, acquire, advance = trial_worker.is_locked, RunFolder.acquire, LocalEngine.run_round
 
     def is_locked(folder: Path) -> bool:
         locked = original(folder)
@@ -148,7 +148,7 @@ def test_two_workers_that_start_at_once_both_report_the_result(
 
     monkeypatch.setattr(trial_worker, "is_locked", is_locked)
     monkeypatch.setattr(RunFolder, "acquire", acquire_or_signal)
-    monkeypatch.setattr(LocalEngine, "advance", advance_after_refusal)
+    monkeypatch.setattr(LocalEngine, "run_round", advance_after_refusal)
     threads = [CellThread(cell, tmp_path) for _ in range(2)]
     for thread in threads:
         thread.join(60)

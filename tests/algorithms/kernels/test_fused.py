@@ -240,6 +240,24 @@ def test_sums_over_neighbours(dtype: Any, threads: int) -> None:
     np.testing.assert_allclose(np.asarray(PackedSum(terms, 333)), expected, **close)
 
 
+@pytest.mark.parametrize("levels", ["log", "uniform"])
+@pytest.mark.parametrize("bits", [2, 4, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantized_top_k_is_the_compressors(dtype: Any, bits: int, levels: Any) -> None:
+    """Wide rows are quantized as narrow ones are, and the reference adds what receivers decode."""
+    q = TopK(ratio=0.05, bits=bits, levels=levels)
+    v, reference = rows_of(0, 3, 5000, dtype), rows_of(1, 3, 5000, dtype)
+    plain = q(v - reference, KEY, "y")
+    message, updated = fused.compress_residual(q, v, reference.copy(), KEY, "y")
+    assert isinstance(message, Packed)
+    assert message.grid is not None
+    assert plain.grid is not None
+    assert message.values.tobytes() == plain.values.tobytes()
+    assert message.grid.scale.tobytes() == plain.grid.scale.tobytes()
+    assert message.grid.span.tolist() == plain.grid.span.tolist()
+    np.testing.assert_array_equal(updated, reference + plain.values)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_finite_finds_one_bad_entry(dtype: Any, bad: float) -> None:

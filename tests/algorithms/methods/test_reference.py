@@ -374,6 +374,81 @@ def gossip_dsbo(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         a_y = (1 - cfg.theta) * w @ a_y + cfg.theta * s.f_y(x, y)
 
 
+def sparkle(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """The two-term recursions of exact diffusion and EXTRA with W̃ = (I + W) / 2; tracking with W."""
+    half, steps = 0.5 * (np.eye(len(w)) + w), (cfg.eta_x, cfg.eta_y, cfg.eta_v)
+    rules = (cfg.rule_x, cfg.rule_y, cfg.rule_v)
+
+    def move(rule: str, a: float, now: Array, last: Array | None, d: Array, d_last: Array) -> Array:
+        if rule == "ed":
+            return half @ (now - a * d) if last is None else half @ (2 * now - last - a * (d - d_last))
+        return half @ now - a * d if last is None else half @ (2 * now - last) - a * (d - d_last)
+
+    at, before = [s.x0, s.y0, 0 * s.y0], [None] * 3
+    d = d_before = trackers = soba(s, *at)
+    while True:
+        along = [t if rule == "gt" else new for rule, t, new in zip(rules, trackers, d, strict=True)]
+        yield {"x": at[0], "y": at[1], "v": at[2], "direction": along[0], "along.y": along[1], "along.v": along[2]}
+        new_rows = [
+            w @ now - a * t if rule == "gt" else move(rule, a, now, last, new, old)
+            for rule, a, now, last, new, old, t in zip(rules, steps, at, before, d, d_before, trackers, strict=True)
+        ]
+        d_x, d_y, d_v = soba(s, *new_rows)
+        new = [(1 - cfg.theta) * d[0] + cfg.theta * d_x, d_y, d_v]
+        trackers = [w @ t + n - o for t, n, o in zip(trackers, new, d, strict=True)]
+        at, before, d, d_before = new_rows, at, new, d
+
+
+def storm_pl(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """Six estimates, one per gradient, each e ← (1 − α η²) (e − ∇old) + ∇new; m_x, m_y and m_z are their sums."""
+    def gradients(x: Array, y: Array, z: Array) -> list[Array]:
+        return [s.f_x(x, y), s.g_x(x, y), s.g_x(x, z), s.f_y(x, y), s.g_y(x, y), s.g_y(x, z)]
+
+    def sums(u_1: Array, u_2: Array, u_3: Array, v_1: Array, v_2: Array, w_1: Array) -> list[Array]:
+        return [u_1 + cfg.lam * (u_2 - u_3), v_1 / cfg.lam + v_2, w_1]
+
+    at, keep = [s.x0, s.y0, s.y0], 1 - cfg.alpha * cfg.eta**2
+    e = gradients(*at)
+    m = trackers = sums(*e)
+    while True:
+        yield {"x": at[0], "y": at[1], "z": at[2], "direction": trackers[0], "estimate.y": m[1]}
+        betas, old = (cfg.beta_x, cfg.beta_y, cfg.beta_z), at
+        at = [w @ now - beta * cfg.eta * u for now, beta, u in zip(at, betas, trackers, strict=True)]
+        e = [keep * (a - b) + c for a, b, c in zip(e, gradients(*old), gradients(*at), strict=True)]
+        m_old, m = m, sums(*e)
+        trackers = [w @ u + a - b for u, a, b in zip(trackers, m, m_old, strict=True)]
+
+
+def sun_dsbo(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """x, y on f + c (g − v_γ), v_γ(x, y) = min_θ g(x, θ) + ‖θ − y‖² / 2γ with the current θ; y's part by c."""
+    def directions(x: Array, y: Array, theta: Array) -> list[Array]:
+        envelope_x, envelope_y = s.g_x(x, theta), (y - theta) / cfg.prox
+        return [
+            s.f_x(x, y) + cfg.c * (s.g_x(x, y) - envelope_x),
+            (s.f_y(x, y) + cfg.c * (s.g_y(x, y) - envelope_y)) / cfg.c,
+            s.g_y(x, theta) + (theta - y) / cfg.prox,
+        ]
+
+    steps = (cfg.eta_x, cfg.eta_y, cfg.eta_theta)
+    for (x, y, theta), trackers in track(w, (s.x0, s.y0, s.y0), steps, directions, lambda theta: theta):
+        yield {"x": x, "y": y, "theta": theta, "direction": trackers[0]}
+
+
+def slam(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """One dual variable per edge, λ ← λ + ρ A x after the step of x; A has a row √w_ij (e_i − e_j) for every edge."""
+    edges = [(i, j) for i in range(len(w)) for j in range(i) if w[i, j] > 0]
+    a = np.array([np.sqrt(w[i, j]) * (np.eye(len(w))[i] - np.eye(len(w))[j]) for i, j in edges])
+    np.testing.assert_allclose(a.T @ a, np.eye(len(w)) - w, atol=1e-15)
+    x, y, dual, rho = s.x0, s.y0, np.zeros((len(edges), s.x0.shape[1])), cfg.gamma / cfg.eta_x
+    while True:
+        d = s.f_x(x, y) - s.g_xy(x, y, series(s, x, y, s.f_y(x, y), cfg))
+        yield {"x": x, "y": y, "direction": d}
+        x = x - cfg.eta_x * (d + a.T @ dual + rho * a.T @ (a @ x))
+        dual = dual + rho * a @ x
+        for _ in range(cfg.inner_steps):
+            y = y - cfg.eta_y * s.g_y(x, y)
+
+
 def f2ba(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
     """K steps on h/λ and on g, then x along the penalty gradient; the first step of x comes first."""
     upper, y_gradient = penalty(s, cfg)
@@ -402,11 +477,53 @@ def bome(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         x, y = x - cfg.eta_x * along[:, :DIM_X], y - cfg.eta_y * along[:, DIM_X:]
 
 
+def f2sa(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """T steps of z on g and of y on f + λ_k g with α_k = η_y / λ_k, then x by ξ α_k; λ_k = λ_0 (1 + k / r)^p."""
+    x, y, z = s.x0, s.y0, s.y0
+    for k in count():
+        lam = cfg.lam_start * (1 + k / cfg.lam_rounds) ** cfg.lam_power
+        alpha = cfg.eta_y / lam
+        for _ in range(cfg.inner_steps if k else 0):
+            z = z - cfg.eta_z * s.g_y(x, z)
+            y = y - alpha * (s.f_y(x, y) + lam * s.g_y(x, y))
+        u = s.f_x(x, y) + lam * (s.g_x(x, y) - s.g_x(x, z))
+        yield {"x": x, "y": y, "z": z, "direction": u}
+        xi = cfg.eta_x * cfg.lam_start / cfg.eta_y
+        x = x - xi * alpha * u
+
+
+def stocbio(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """T steps of y on g, then x along ∇_x f − ∇²_xy g p; p by Horner's rule."""
+    x, y = s.x0, s.y0
+    for k in count():
+        for _ in range(cfg.inner_steps if k else 0):
+            y = y - cfg.eta_y * s.g_y(x, y)
+        b = s.f_y(x, y)
+        p = cfg.eta_v * b
+        for _ in range(cfg.neumann_terms - 1):
+            p = p - cfg.eta_v * (s.g_yy(x, y, p) - b)
+        u = s.f_x(x, y) - s.g_xy(x, y, p)
+        yield {"x": x, "y": y, "direction": u}
+        x = x - cfg.eta_x * u
+
+
+def single_soba(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """y, v and x at once, with the authors' sign of v: H v + ∇_y f = 0."""
+    x, y, v = s.x0, s.y0, 0 * s.y0
+    while True:
+        d_x = s.f_x(x, y) + s.g_xy(x, y, v)
+        yield {"x": x, "y": y, "direction": d_x}
+        d_y, d_v = s.g_y(x, y), s.g_yy(x, y, v) + s.f_y(x, y)
+        x, y, v = x - cfg.eta_x * d_x, y - cfg.eta_y * d_y, v - cfg.eta_v * d_v
+
+
 # ---- the comparison ------------------------------------------------------------------------------------------------
 
 REFERENCES: dict[str, Callable[[Shard, Array, Any], Iterator[Rows]]] = {
     "c2dfb": c2dfb, "c2dfb_nc": c2dfb_nc, "madsbo": madsbo, "madsbo_gt": madsbo_gt, "mdbo": mdbo, "vrdbo": vrdbo,
-    "dsgda_gt": dsgda_gt, "sldbo": sldbo, "d_soba": d_soba, "gossip_dsbo": gossip_dsbo, "f2ba": f2ba, "bome": bome,
+    "dsgda_gt": dsgda_gt, "sldbo": sldbo, "d_soba": d_soba, "gossip_dsbo": gossip_dsbo,
+    "sparkle": sparkle, "storm_pl": storm_pl, "sun_dsbo": sun_dsbo, "slam": slam,
+    "f2ba": f2ba, "bome": bome, "f2sa": f2sa, "stocbio": stocbio, "soba": single_soba,
     **STAR_REFERENCES,
 }
 PENALTY = {"lam": 7.0, "inner_steps": 4, "eta_in": 0.31, "eta_out": 0.07}
@@ -427,9 +544,19 @@ STEPS: dict[str, dict[str, Any]] = {
     "sldbo": {"eta_x": 0.05, "eta_y": 0.12, "eta_v": 0.17, "radius": 0.2},     # v comes to the ball's edge
     "d_soba": {"eta_x": 0.05, "eta_y": 0.12, "eta_v": 0.17, "theta": 0.4, "delta": 0.1},
     "gossip_dsbo": {"eta_x": 0.05, "eta_y": 0.12, "theta": 0.3, "neumann_terms": 6, "lipschitz": 2.6},
+    "sparkle": {"eta_x": 0.05, "eta_y": 0.12, "eta_v": 0.17, "theta": 0.4},
+    "storm_pl": {"lam": 7.0, "eta": 0.4, "beta_x": 0.15, "beta_y": 0.3, "beta_z": 0.5, "alpha": 2.0},
+    "sun_dsbo": {"c": 7.0, "prox": 1.7, "eta_x": 0.05, "eta_y": 0.12, "eta_theta": 0.17},
+    "slam": {"inner_steps": 3, "eta_x": 0.11, "eta_y": 0.23, "gamma": 0.33, "neumann_terms": 6, "lipschitz": 2.6},
     "f2ba": PENALTY,
     # Three rounds with μ = 0, then μ > 0.
     "bome": {"inner_steps": 4, "eta_in": 0.31, "eta_x": 0.07, "eta_y": 0.5, "rate": 0.3, "floor": 0.01},
+    "f2sa": {
+        "inner_steps": 4, "lam_start": 3.0, "lam_rounds": 2.0, "lam_power": 0.4,
+        "eta_z": 0.23, "eta_y": 0.31, "eta_x": 0.07,
+    },
+    "stocbio": {"inner_steps": 3, "neumann_terms": 6, "eta_y": 0.31, "eta_v": 0.37, "eta_x": 0.07},
+    "soba": {"eta_x": 0.07, "eta_y": 0.12, "eta_v": 0.17},
     **STAR_STEPS,
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in algorithms()} | {
@@ -443,12 +570,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "mdbo sampled": ("mdbo", {"neumann": "sampled"}),
     "vrdbo sampled": ("vrdbo", {"neumann": "sampled"}),
     "d_soba first_order": ("d_soba", {"derivatives": "first_order"}),
+    "sparkle extra": ("sparkle", {"rule_x": "extra", "rule_y": "extra", "rule_v": "extra"}),
+    "sparkle gt": ("sparkle", {"rule_x": "gt", "rule_y": "gt", "rule_v": "gt"}),
+    "sparkle gt ed extra": ("sparkle", {"rule_x": "gt", "rule_v": "extra"}),
+    "sparkle extra gt ed": ("sparkle", {"rule_x": "extra", "rule_y": "gt"}),
     "f2ba z from y": ("f2ba", {"z_start": "y"}),
     "bome gradient": ("bome", {"phi": "gradient"}),
     **STAR_VARIANTS,
 }
 # Numbers without influence on the iterates: with full batches ∇_y g needs no correction, nor does the whole series.
-IDLE = {"vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"}} | STAR_IDLE
+IDLE = {
+    "vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"}, "storm_pl": {"alpha"},
+    **STAR_IDLE,
+}
 
 
 def configure(label: str) -> tuple[str, Any]:

@@ -24,6 +24,7 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine import factory
 from dbo.platform.network import packet
 from dbo.platform.runs.runner import run
+from dbo.platform.runs.schema import CLOCKS
 
 Command = Callable[..., Any]
 GENERATED = ("algorithm", "dataset", "task", "engine")
@@ -138,10 +139,9 @@ def test_damaged_records_are_refused_or_repaired(
             assert (unfinished / file).read_bytes() == bad          # unchanged
         else:
             resumed = (unfinished / "metrics.jsonl").read_text().splitlines()
-            clocks = ("seconds", "timestamp")
             for one, other in zip(map(json.loads, metrics), map(json.loads, resumed), strict=True):
-                assert {k: v for k, v in one.items() if k not in clocks} == {
-                    k: v for k, v in other.items() if k not in clocks}
+                assert {k: v for k, v in one.items() if k not in CLOCKS} == {
+                    k: v for k, v in other.items() if k not in CLOCKS}
         (unfinished / file).write_bytes(good)
         (unfinished / "summary.json").unlink(missing_ok=True)
 

@@ -133,10 +133,10 @@ def test_stopped_actor_is_found_within_30_seconds(
             os.kill(pid, signal.SIGSTOP)
             stopped.append(time.time())
 
-    def stop_in_round_5(engine: RayEngine, round_: int) -> None:
+    def stop_in_round_5(engine: RayEngine, round_: int, last: int | None = None) -> None:
         if round_ == 5:
             stop(engine.pids()[0])
-        advance(engine, round_)
+        advance(engine, round_, last)
 
     if phase == "round":
         monkeypatch.setattr(RayEngine, "advance", stop_in_round_5)

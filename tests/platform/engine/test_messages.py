@@ -82,15 +82,17 @@ def test_late_calls_of_an_old_epoch_change_no_bit(
 
     def restore_and_call_late(engine: RayEngine, blocks: Any) -> None:
         restore(engine, blocks)
-        late.extend(actor.step.remote(engine._epoch - 1, 4, 0) for actor in engine._actors)
+        epoch = engine._epoch - 1
+        for actor in engine._actors:
+            late.extend([actor.step.remote(epoch, 4, 0), actor.run_rounds.remote(epoch, 4, 4)])
 
     advance, killed = RayEngine.advance, []
 
-    def kill_in_round_5(engine: RayEngine, round_: int) -> None:
+    def kill_in_round_5(engine: RayEngine, round_: int, last: int | None = None) -> None:
         if round_ == 5 and not killed:
             killed.append(round_)
             os.kill(engine.pids()[0], signal.SIGKILL)
-        advance(engine, round_)
+        advance(engine, round_, last)
 
     monkeypatch.setattr(RayEngine, "restore", restore_and_call_late)
     monkeypatch.setattr(RayEngine, "advance", kill_in_round_5)
@@ -107,14 +109,14 @@ def test_lost_packet_ends_the_run_with_its_sender(ray: Any, tmp_path: Path, monk
     """A step without a neighbour's packet: the error names node, round and step."""
     advance = RayEngine.advance
 
-    def lose_packets_in_round_4(engine: RayEngine, round_: int) -> None:
+    def lose_packets_in_round_4(engine: RayEngine, round_: int, last: int | None = None) -> None:
         if round_ == 4:
             engine._neighbours = [[] for _ in engine._neighbours]
-        advance(engine, round_)
+        advance(engine, round_, last)
 
     monkeypatch.setattr(RayEngine, "advance", lose_packets_in_round_4)
     with pytest.raises(NodeFailure, match=r"round 4, step 1: ProtocolError: .*no packet from node"):
-        run(Experiment(**SMALL), tmp_path / "run")
+        run(Experiment(**{**SMALL, "engine": {**SMALL["engine"], "transport": "object_store"}}), tmp_path / "run")
 
 
 @pytest.mark.ray
@@ -126,11 +128,11 @@ def test_actor_that_hangs_is_replaced(
     calm = run(Experiment(**settings), tmp_path / "calm")
     advance, stopped = RayEngine.advance, []
 
-    def stop_in_round_5(engine: RayEngine, round_: int) -> None:
+    def stop_in_round_5(engine: RayEngine, round_: int, last: int | None = None) -> None:
         if round_ == 5 and not stopped:
             stopped.append(engine.pids()[0])
             os.kill(stopped[0], signal.SIGSTOP)
-        advance(engine, round_)
+        advance(engine, round_, last)
 
     monkeypatch.setattr(RayEngine, "advance", stop_in_round_5)
     survived = run(Experiment(**settings), tmp_path / "hit")

@@ -19,7 +19,7 @@ from dbo.platform.engine.base import RunSpec
 from dbo.platform.engine.block import Progress, ProtocolError
 from dbo.platform.engine.factory import start_engine
 from dbo.platform.engine.placement import bundle_for, pack_nodes
-from dbo.platform.engine.ray_actor import BlockActor
+from dbo.platform.engine.ray_actor import BlockActor, Reached
 from dbo.platform.engine.ray_engine import RayEngine
 from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.errors import NodeFailure, RunError
@@ -31,6 +31,9 @@ pytestmark = pytest.mark.ray
 SMALL: dict[str, Any] = {
     "nodes": 4, "dtype": "float64", "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}, "checkpoint_every": 3,
 }
+
+
+STORE: dict[str, Any] = {"name": "ray", "nodes_per_actor": 2, "transport": "object_store"}
 
 
 def experiment(name: str = "c2dfb", rounds: int = 6, **changes: Any) -> Experiment:
@@ -63,6 +66,32 @@ def assert_ray_equals_local(folder: Path, name: str, **changes: Any) -> None:
 def test_ray_equals_local(ray: Any, tmp_path: Path, name: str) -> None:
     """Every registered algorithm gives the same result on Ray and in process (relative 1e-10)."""
     assert_ray_equals_local(tmp_path, name, rounds=3)
+
+
+@pytest.mark.parametrize("name", ["c2dfb", "d_soba", "undeclared", "varying"])
+def test_transport_changes_no_bit(ray: Any, same: Any, tmp_path: Path, plugins: list[str], name: str) -> None:
+    """Packets through sockets, many rounds to a call, and through the object store: the same run."""
+    setup = {"rounds": 7, "eval_every": 5, "checkpoint_every": 6, "plugins": plugins}
+    sockets = run(experiment(name, **setup), tmp_path / "sockets")
+    store = run(experiment(name, **setup, engine=STORE), tmp_path / "store")
+    assert same(sockets.folder, store.folder)
+
+
+def test_rounds_between_evaluations_are_one_call(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sockets the driver fetches one value per actor, however many rounds and packets there are."""
+    engine, fetched, collect = start(experiment("d_soba")), [], RayEngine._collect
+
+    def spy(engine: RayEngine, refs: list[Any], **more: Any) -> list[Any]:
+        fetched.append(collect(engine, refs, **more))
+        return fetched[-1]
+
+    try:
+        engine.advance(1)
+        monkeypatch.setattr(RayEngine, "_collect", spy)
+        engine.advance(2, 40)
+        assert fetched == [[Reached(40, Progress(1, is_open=False), 1)] * 2]
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
@@ -127,7 +156,7 @@ def test_number_of_packets_is_learnt_in_the_first_round(
     ray: Any, plugins: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first round waits after every step, later ones once. After a restore to the start it is learnt again."""
-    engine, fetched, collect = start(experiment("undeclared", plugins=plugins)), [], RayEngine._collect
+    engine, fetched, collect = start(experiment("undeclared", plugins=plugins, engine=STORE)), [], RayEngine._collect
 
     def spy(engine: RayEngine, refs: list[Any], **more: Any) -> list[Any]:
         fetched.append(collect(engine, refs, **more))
@@ -149,11 +178,16 @@ def test_number_of_packets_is_learnt_in_the_first_round(
         engine.close()
 
 
-def test_disagreement_about_packets_is_an_error(ray: Any, tmp_path: Path, plugins: list[str]) -> None:
-    """A block with one more packet than the others: the error names the blocks and the number."""
-    message = r"blocks \[0, 1\] finished after \d+ packets, blocks \[2, 3\] did not"
+@pytest.mark.parametrize("eval_every", [1, 6])
+@pytest.mark.parametrize("transport", ["auto", "object_store"])
+def test_disagreement_about_packets_is_an_error(
+    ray: Any, tmp_path: Path, plugins: list[str], transport: str, eval_every: int
+) -> None:
+    """A block with one more packet than the others, in the middle of a call or not: the error names the blocks."""
+    message = r"blocks \[0, 1\] finished after 16 packets, blocks \[2, 3\] did not"
+    engine = {**STORE, "transport": transport}
     with pytest.raises(ProtocolError, match=message):
-        run(experiment("disagreeing", plugins=plugins), tmp_path / "run")
+        run(experiment("disagreeing", plugins=plugins, engine=engine, eval_every=eval_every), tmp_path / "run")
     run(experiment(), tmp_path / "next")      # the actors are in order again
 
 
@@ -204,8 +238,8 @@ def test_recovery_without_rollback_is_caught(
     calm = run(experiment(rounds=8), tmp_path / "calm")
     advance, seen = RayEngine.advance, []
 
-    def reset_one_block(engine: RayEngine, round_: int) -> None:
-        advance(engine, round_)
+    def reset_one_block(engine: RayEngine, round_: int, last: int | None = None) -> None:
+        advance(engine, round_, last)
         if round_ == 5 and not seen:
             seen.append(round_)
             engine._collect([engine._actors[0].restore.remote(None, engine._epoch)])
@@ -229,12 +263,12 @@ def test_death_that_shows_first_in_a_neighbour_is_recovered(
             time.sleep(1)      # by then the neighbours' failures have arrived as well
         return collect(engine, refs, **more)
 
-    def kill_in_round_4(engine: RayEngine, round_: int) -> None:
+    def kill_in_round_4(engine: RayEngine, round_: int, last: int | None = None) -> None:
         if round_ == 4 and not killed:
             pid = engine.pids()[-1]
             killed.append("now")
             os.kill(pid, signal.SIGKILL)
-        advance(engine, round_)
+        advance(engine, round_, last)
 
     monkeypatch.setattr(RayEngine, "_collect", collect_late)
     monkeypatch.setattr(RayEngine, "advance", kill_in_round_4)
@@ -247,10 +281,10 @@ def test_recoveries_are_bounded(ray: Any, tmp_path: Path, monkeypatch: pytest.Mo
     """After max_recoveries the run fails with that reason, and keeps its checkpoint."""
     advance = RayEngine.advance
 
-    def kill_in_round_5(engine: RayEngine, round_: int) -> None:
+    def kill_in_round_5(engine: RayEngine, round_: int, last: int | None = None) -> None:
         if round_ == 5:
             os.kill(engine.pids()[0], signal.SIGKILL)
-        advance(engine, round_)
+        advance(engine, round_, last)
 
     monkeypatch.setattr(RayEngine, "advance", kill_in_round_5)
     with pytest.raises(RunError, match="max_recoveries = 1 is used up"):
@@ -307,7 +341,7 @@ def test_too_large_a_request_is_reported(ray: Any, tmp_path: Path) -> None:
 def test_payloads_do_not_pile_up(ray: Any) -> None:
     """References to packets are dropped when they have been used: the object store does not grow."""
     engine = start(experiment(
-        task={"name": "quadratic", "dim_x": 4, "dim_y": 400}, algorithm={"name": "dsgda_gt"}
+        task={"name": "quadratic", "dim_x": 4, "dim_y": 400}, algorithm={"name": "dsgda_gt"}, engine=STORE
     ))
     try:
         used = []
@@ -397,7 +431,7 @@ def test_driver_never_fetches_a_payload(ray: Any, monkeypatch: pytest.MonkeyPatc
         return fetched[-1]
 
     monkeypatch.setattr(ray, "get", spy)
-    engine = start(experiment())
+    engine = start(experiment(engine=STORE))
     fetched.clear()
     engine.advance(1)
     of_round = list(fetched)

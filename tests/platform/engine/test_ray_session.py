@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from tests.faults.shutdown import SHUTDOWN_SECONDS, end_after_hit, find_marked, marked_environment
 
 from dbo.platform.engine import ray_session
+from dbo.platform.errors import InputError
 
 
 @pytest.fixture
@@ -74,3 +76,23 @@ def test_lost_process_of_the_own_cluster_is_named(monkeypatch: pytest.MonkeyPatc
         child.wait()
     assert "has died" in (ray_session.find_lost_process() or "")
     assert ray_session.find_lost_process(["gcs_server"]) is None
+
+
+@pytest.mark.parametrize(("command", "expected"), [
+    ("default_worker.py", True), ("ray::IDLE", True), ("ray::BlockActor.step", True), ("ray::DashboardAgent", False),
+    ("ray::RuntimeEnvAgent", False), ("log_monitor.py", False),
+])
+def test_agents_are_no_workers(command: str, expected: bool) -> None:
+    """A raylet ends with its agents: they are never killed because they are stopped."""
+    assert ray_session.is_worker_command(command.encode()) == expected
+
+
+def test_a_port_that_never_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system accepts connections for a GCS that is stopped; Ray would wait for it."""
+    monkeypatch.setattr(ray_session, "_ANSWER_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(InputError, match=f"no Ray cluster answers at {address}: no answer within 1 s"):
+            ray_session._probe(address)
+    assert time.monotonic() - started < 10

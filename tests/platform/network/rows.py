@@ -7,7 +7,7 @@ from zlib import crc32
 import numpy as np
 
 from dbo.algorithms.api import Compressor, Key, Message
-from dbo.platform.network.packet import Header, encode
+from dbo.platform.network.packet import Header, decode, encode, expect_rows
 
 HEADER = Header(sender=3, epoch=1, round=70000, step=15)
 BODY = 49      # where the body of a packet with the single channel "y" starts
@@ -28,6 +28,11 @@ def compress(q: Compressor, rows: Any) -> Message:
 def encode_one(message: Any, row: int = 0) -> bytes:
     """Return a packet with one message: its record starts at byte 36, its name "y" at 48, its body at 49."""
     return encode(HEADER, {"y": message}, row)
+
+
+def decode_one(data: bytes, message: Any, packed: Any = (), expand: bool = True) -> Any:
+    """Return the row of the channel "y" as a receiver decodes it, who has sent a message like this one."""
+    return decode(data, packed, expected=expect_rows({"y": message}), expand=expand).channels["y"]
 
 
 def seal(data: bytes) -> bytes:

@@ -1,19 +1,39 @@
 """Codecs: a row is decoded to exactly what was encoded, in the shortest form, and measured without encoding."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.platform.network.rows import BODY, compress, encode_one, random_rows, seal
+from tests.platform.network.rows import BODY, compress, decode_one, encode_one, random_rows, seal
 
-from dbo.algorithms.api import Compressor, Identity, Message, Packed, PackedRow, Qsgd, RandK, Sign, TopK, dense
-from dbo.platform.network.codecs import ENCODED, VALUE_BYTES, VALUES, CorruptError, measure_sparse
+from dbo.algorithms.api import (
+    Compressor,
+    Grid,
+    Identity,
+    Lazy,
+    Message,
+    Packed,
+    PackedRow,
+    Qsgd,
+    RandK,
+    RowTopK,
+    Sign,
+    TopK,
+    TopShare,
+    dense,
+)
+from dbo.platform.network.codecs import ENCODED, VALUE_BYTES, VALUES, Counted, measure_sparse
 from dbo.platform.network.packet import decode, measure
+from dbo.platform.network.positions import encode_positions
+from dbo.platform.network.row_format import CorruptError, WireError
 
 COMPRESSORS: list[Compressor] = [
-    Identity(), *(TopK(ratio=r) for r in (0.001, 0.03, 0.2, 0.9, 1.0)), RandK(ratio=0.3),
+    Identity(), *(TopK(ratio=r) for r in (0.001, 0.03, 0.2, 0.9, 1.0)), RandK(ratio=0.3), RowTopK(ratio=0.4),
+    *(TopK(ratio=0.3, bits=bits) for bits in range(2, 17)), RandK(ratio=0.1, bits=5), TopK(ratio=1.0, bits=3),
+    *(TopK(ratio=0.1, bits=bits, levels="uniform") for bits in (2, 4, 16)), TopShare(bits=4), Lazy(threshold=0.9),
     *(Qsgd(levels=2**bits - 1) for bits in range(1, 16)), Sign(),
 ]
 
@@ -27,45 +47,90 @@ def test_decoding_reverses_encoding(q: Compressor, dtype: Any, dim: int) -> None
     sizes = measure({"y": message})
     for row in range(4):
         data = encode_one(message, row)
-        values = decode(data).channels["y"]
+        values = decode_one(data, message)
         assert values.dtype == dtype
         assert values.tobytes() == message.values[row].tobytes()
-        assert len(data) == sizes.total[row] == sizes.header + sizes.bodies["y"][row]
+        assert len(data) == sizes.total[row] == sizes.header[row] + sizes.bodies["y"][row]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 70_000), st.floats(0, 1), st.sampled_from([np.float32, np.float64]), st.integers(0, 9))
 def test_sparse_rows_take_the_shortest_form(dim: int, share: float, dtype: Any, seed: int) -> None:
-    """A sparse body is the least of dense, index + value and bitmap + value; no zero travels beside positions."""
+    """A sparse body is the least of dense, and values with positions, a bitmap or a Rice code; no zero travels."""
     generator = np.random.default_rng(seed)
     values = np.where(generator.random((1, dim)) < share, generator.standard_normal((1, dim)), 0).astype(dtype)
     message = Message(values, form="sparse", kept=1)
     data = encode_one(message)
     n, item = np.count_nonzero(values), values.itemsize
     index = next(width for width in (1, 2, 4) if dim <= 256**width)
-    assert len(data) - BODY == min(dim * item, n * (item + index), n * item + (dim + 7) // 8)
+    rice = len(encode_positions(np.flatnonzero(values), dim))
     table = measure({"y": message}).tables["y"]
-    assert table[0, ENCODED] == len(data) - BODY
+    if n:
+        assert len(data) - BODY == min(dim * item, n * item + min(n * index, (dim + 7) // 8, rice))
+        assert table[0, ENCODED] == len(data) - BODY
     assert table[0, VALUE_BYTES] == table[0, VALUES] * item
     assert table[0, VALUES] in (n, dim)
-    assert decode(data).channels["y"].tobytes() == values[0].tobytes()
+    assert decode_one(data, message).tobytes() == values[0].tobytes()
 
 
-def test_the_forms_at_the_papers_size() -> None:
-    """20 % of 2 032 620 float32 travel with a bitmap: 406 524 · 4 + 254 078 bytes; 1 % with 4-byte positions."""
-    (length, value_bytes, values), = measure_sparse((406_524,), 2_032_620, 4).tolist()
-    assert (length, value_bytes, values) == (1_626_096 + 254_078, 1_626_096, 406_524)
-    assert measure_sparse((20_326,), 2_032_620, 4)[0, ENCODED] == 20_326 * 8
+def test_nothing_costs_one_byte() -> None:
+    """A sparse row without values is a single byte beside the packet's header, and only its receivers can name it."""
+    message = Message(np.zeros((1, 1000)), form="sparse", kept=5)
+    data = encode_one(message)
+    assert len(data) == 36 + 1 == measure({"y": message}).total[0]
+    assert not decode_one(data, message).any()
+    with pytest.raises(CorruptError):
+        decode(data)
+
+
+def bound(k: int, dim: int, bits: int) -> float:
+    """Return the bytes of k values of so many bits, and of the choice of k positions among dim."""
+    choices = (math.lgamma(dim + 1) - math.lgamma(k + 1) - math.lgamma(dim - k + 1)) / math.log(2)
+    return (choices + k * bits) / 8
+
+
+@pytest.mark.parametrize(("dim", "ratio"), [(d, r) for d in (100_000, 700_001) for r in (0.2, 0.05, 0.01, 0.001)])
+@pytest.mark.parametrize("bits", [4, 8, 16, None])
+def test_bodies_are_close_to_the_entropy_bound(dim: int, ratio: float, bits: int | None) -> None:
+    """At most 1.03 times log₂ C(d, k) bits for positions and b bits per value, on average over rows."""
+    rows = np.random.default_rng(3).standard_normal((8, dim)).astype(np.float32)
+    message = compress(TopK(ratio=ratio, bits=bits), rows)
+    table = measure({"y": message}).tables["y"]
+    counts = np.count_nonzero(message.values, axis=1)
+    bounds = [bound(int(k), dim, bits or 32) for k in counts]
+    assert np.mean(table[:, ENCODED] / bounds) <= 1.03
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_value_beside_the_levels_is_refused(log: bool) -> None:
+    """Control: a quantized row can hold its levels only."""
+    grid = Grid(4, log, np.ones(1), np.full(1, 8))
+    with pytest.raises(WireError, match="a value is on none of the 8 levels"):
+        encode_one(Message(np.array([[0.0, 0.37, 1.0]]), form="sparse", kept=2, grid=grid))
+
+
+def test_groups_must_fit() -> None:
+    """A row of 10 entries has no groups of 3."""
+    with pytest.raises(WireError, match="a width of 3 is not allowed for rows of 10 entries; must divide them"):
+        measure({"y": Message(np.ones((1, 10)), form="sparse", kept=1, width=3)})
+
+
+def test_positions_of_groups_are_shorter() -> None:
+    """The mask of features is 20 times shorter than that of entries: kept groups cost their values and little more."""
+    rows = np.random.default_rng(0).standard_normal((1, 20 * 5000)).astype(np.float32)
+    grouped, single = compress(RowTopK(ratio=0.05, width=20), rows), compress(TopK(ratio=0.05), rows)
+    sizes = [measure({"y": message}).bodies["y"][0] - 4 * 5000 for message in (grouped, single)]
+    assert sizes[0] <= bound(250, 5000, 0) * 1.03 + 2 < sizes[1] / 15
 
 
 def test_positions_take_the_smallest_width() -> None:
-    """One byte up to 256 entries, two up to 65 536, four beyond: the last position still fits."""
-    for dim, width in ((256, 1), (257, 2), (65_536, 2), (65_537, 4)):
+    """One byte up to 256 entries, two up to 65 536, three of a Rice code beyond: the last position still fits."""
+    for dim, width in ((256, 1), (257, 2), (65_536, 2), (65_537, 3)):
         values = np.zeros((1, dim), dtype=np.float32)
         values[0, -1] = 2.5
         data = encode_one(Message(values, form="sparse", kept=1))
         assert len(data) - BODY == 4 + width
-        assert measure_sparse((1,), dim, 4).tolist() == [[4 + width, 4, 1]]
+        assert measure_sparse((Counted(1, 1),), dim, 4).tolist() == [[4 + width, 4, 1]]
         assert decode(data).channels["y"].tobytes() == values.tobytes()
 
 

@@ -95,8 +95,10 @@ def papers_ledger(rounds: int, inner_steps: int, nodes: int = 10) -> Ledger:
     sparse = Message(nothing, form="sparse", kept=round(k))
     upper = dict.fromkeys(("x", "sx"), Message(nothing, kept=dim_x))
     lower = dict.fromkeys(("y.d", "y.s", "z.d", "z.s"), sparse)
-    upper_sizes = wire.PacketSizes(0, dict.fromkeys(upper, codecs.measure_dense(nodes, dim_x, 4)))
-    lower_sizes = wire.PacketSizes(0, dict.fromkeys(lower, codecs.measure_sparse((round(k),) * nodes, dim_y, 4)))
+    head = np.zeros(nodes, dtype=np.int64)
+    upper_sizes = wire.PacketSizes(head, dict.fromkeys(upper, codecs.measure_dense(nodes, dim_x, 4)))
+    rows = (codecs.Counted(round(k), 1 << 20),) * nodes      # positions for which a bitmap is shorter than a Rice code
+    lower_sizes = wire.PacketSizes(head, dict.fromkeys(lower, codecs.measure_sparse(rows, dim_y, 4)))
     ledger = Ledger(range(nodes), [2] * nodes)
     for _ in range(rounds):
         ledger.record(upper, upper_sizes)

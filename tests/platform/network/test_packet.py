@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.platform.network.rows import HEADER, compress, encode_one, random_rows, seal, set_byte
 
-from dbo.algorithms.api import Message, Qsgd, Sign, TopK, dense
-from dbo.platform.network.codecs import CorruptError, WireError
+from dbo.algorithms.api import Message, Qsgd, RowTopK, Sign, TopK, dense
 from dbo.platform.network.packet import (
     Header,
     NotAPacketError,
@@ -25,6 +24,7 @@ from dbo.platform.network.packet import (
     expect_rows,
     measure,
 )
+from dbo.platform.network.row_format import CorruptError, WireError
 
 
 def test_a_packet_carries_several_channels() -> None:
@@ -38,7 +38,7 @@ def test_a_packet_carries_several_channels() -> None:
     sizes = measure(messages)
     for row in range(3):
         data = encode(HEADER, messages, row)
-        packet = decode(memoryview(bytearray(data)))
+        packet = decode(memoryview(bytearray(data)), expected=expect_rows(messages))
         assert packet.header == HEADER
         assert list(packet.channels) == list(messages)
         assert all(packet.channels[c].tobytes() == m.values[row].tobytes() for c, m in messages.items())
@@ -98,6 +98,9 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
 
 INDEX = encode_one(SMALL["index"], 1)          # 2 positions of one byte from 49 on, then 2 float32
 BITMAP = encode_one(SMALL["bitmap"], 1)        # 30 entries: 4 bytes of bitmap, then 9 float64
+RICE = encode_one(compress(TopK(ratio=0.03), random_rows(2, 300, np.float32)), 1)     # 9 gaps: 2 + 5 bytes from 49 on
+CODED = encode_one(compress(TopK(ratio=0.03, bits=4), random_rows(2, 300, np.float32)), 1)    # scale, span, gaps, codes
+GROUPS = encode_one(compress(RowTopK(ratio=0.1, width=10), random_rows(2, 300, np.float32)), 1)
 LEVELS = encode_one(SMALL["levels"], 1)        # 7 levels of 4 bits: unit, then 4 bytes, the last one half full
 
 
@@ -106,7 +109,7 @@ LEVELS = encode_one(SMALL["levels"], 1)        # 7 levels of 4 bits: unit, then 
     [
         (b"", TruncatedError, "0 bytes"),
         (b"PK\3\4" + INDEX[4:], NotAPacketError, "starts with"),
-        (INDEX[:4] + b"\2" + INDEX[5:], VersionError, "version 2"),
+        (INDEX[:4] + b"\1" + INDEX[5:], VersionError, "version 1"),
         (INDEX[:32] + b"\0\0\0\0" + INDEX[36:], CorruptError, "checksum"),
         (set_byte(INDEX, 6, 2), CorruptError, "expected 2 messages, got 1"),
         (set_byte(INDEX, 6, 0), CorruptError, "after the last message"),
@@ -115,7 +118,7 @@ LEVELS = encode_one(SMALL["levels"], 1)        # 7 levels of 4 bits: unit, then 
         (set_byte(INDEX, 48, 0xFF), CorruptError, "not UTF-8"),
         (set_byte(INDEX, 37, 9), CorruptError, "unknown dtype 9"),
         (set_byte(INDEX, 38, 7), CorruptError, "unknown form 7"),
-        (set_byte(INDEX, 39, 4), CorruptError, "4 bits"),
+        (set_byte(INDEX, 39, 1), CorruptError, "1 bits, quantized values have 2 to 16"),
         (set_byte(INDEX, 40, 1), CorruptError, "2 values for 1 entries"),
         (set_byte(INDEX, 44, 9), CorruptError, "expected a body of 45 bytes, got 10"),
         (set_byte(INDEX, 50, 100), CorruptError, "below 100"),
@@ -127,6 +130,16 @@ LEVELS = encode_one(SMALL["levels"], 1)        # 7 levels of 4 bits: unit, then 
         (set_byte(BITMAP, 49, BITMAP[49] ^ 2), CorruptError, "bitmap"),
         (set_byte(BITMAP, 52, BITMAP[52] | 128), CorruptError, "bitmap"),
         (seal(BITMAP[:49] + b"\xff\0\0\x80" + BITMAP[53:]), CorruptError, "does not mark 9 values"),
+        (set_byte(RICE, 49, 0), CorruptError, "do not end with 9 values"),
+        (set_byte(RICE, 49, 255), CorruptError, "do not end with 9 values"),
+        (set_byte(RICE, 55, RICE[55] | 128), CorruptError, "not padded"),
+        (seal(RICE[:49] + b"\0" + RICE[49:]), CorruptError, "a gap ends behind the 300 entries"),
+        (set_byte(CODED, 50, CODED[50] | 128), CorruptError, "a negative scale"),
+        (set_byte(CODED, 51, 97), CorruptError, "97 eighths of an octave"),
+        (seal(CODED[:49] + b"\0\0" + CODED[51:]), CorruptError, "a zero among the values"),
+        (set_byte(CODED, 39, 16), CorruptError, "expected a body of"),
+        (set_byte(GROUPS, 49, 7), CorruptError, "groups of 7 of 300 entries"),
+        (set_byte(GROUPS, 39, 4), CorruptError, "4 bits, groups have 0"),
         (set_byte(LEVELS, 39, 0), CorruptError, "0 bits"),
         (set_byte(LEVELS, 39, 17), CorruptError, "17 bits"),
         (set_byte(LEVELS, 44, 6), CorruptError, "6 values for 7 entries"),
@@ -160,8 +173,8 @@ def forge_record(data: bytes, at: int, **fields: int) -> bytes:
 
 
 def forge_empty_row(dim: int, dtype: int = 2) -> bytes:
-    """Return 49 bytes: a sparse row of this dimension without a single value."""
-    return forge_record(encode_one(Message(np.zeros((1, 100)), form="sparse")), 36, dim=dim, dtype=dtype)
+    """Return 49 bytes: a sparse row of this dimension without a single value, in a record of full length."""
+    return seal(PACKET[:6] + b"\1" + PACKET[7:36] + struct.pack("<BBBBII", 1, dtype, 4, 0, dim, 0) + b"y")
 
 
 @contextmanager
@@ -193,7 +206,7 @@ def test_a_short_packet_cannot_request_much_memory(dim: int, dtype: int, packed:
 
 def test_many_records_cannot_request_much_memory() -> None:
     """Without expected rows the limit holds for a packet, not for each of its records."""
-    messages = {f"c{number}": Message(np.zeros((1, 60_000)), form="sparse") for number in range(100)}
+    messages = {f"c{number}": Message(np.eye(1, 60_000), form="sparse") for number in range(100)}
     data = encode(HEADER, messages, 0)
     with limit_memory(), pytest.raises(CorruptError, match="expected at most 1"):
         decode(data)
@@ -213,7 +226,7 @@ def test_expected_rows_change_no_bit(row: int, packed: bool) -> None:
     """Control: the right expectation accepts every form, and the rows are those decoded without one."""
     data, sparse = encode(HEADER, SMALL, row), ("index", "bitmap") if packed else ()
     got = decode(data, sparse, header=HEADER, expected=expect_rows(SMALL))
-    free = decode(data, sparse)
+    free = decode(encode(HEADER, SMALL, 1), sparse) if row else got      # a row without values needs the expectation
     assert got.header == free.header == HEADER
     assert [*got.channels] == [*SMALL]
     for name, message in SMALL.items():
@@ -276,9 +289,14 @@ COUNTS = st.integers(0, 300) | st.sampled_from([2**k + d for k in (8, 16, 20, 28
     st.integers(0, 2**32 - 1)
 EXPECTATIONS = st.sampled_from([EXPECTED, None])
 PACKED = st.sampled_from([(), ("y",), ("x", "y")])
-PACKETS = st.sampled_from([encode(HEADER, TINY, 0), PACKET])      # y has no value in the first: any dimension fits
+EMPTY = seal(PACKET[:61] + struct.pack("<BBBBII", 1, 2, 4, 0, 100, 0) + b"y")      # y has no value: any dimension fits
+PACKETS = st.sampled_from([EMPTY, PACKET] + [
+    encode(HEADER, {"x": TINY["x"], "y": compress(q, random_rows(2, 100, np.float64))}, 1)
+    for q in (TopK(ratio=0.1), TopK(ratio=0.1, bits=4), TopK(ratio=0.3, bits=3, levels="uniform"), RowTopK(width=4))
+])
 FIELDS = st.fixed_dictionaries({"dim": COUNTS}) | st.fixed_dictionaries({}, optional={
-    "dim": COUNTS, "values": COUNTS, "dtype": st.integers(0, 3), "form": st.integers(0, 4), "bits": st.integers(0, 17),
+    "dim": COUNTS, "values": COUNTS, "dtype": st.integers(0, 3), "form": st.integers(0, 4) | st.integers(16, 21),
+    "bits": st.integers(0, 17) | st.integers(128, 145),
 })
 
 
@@ -296,7 +314,7 @@ def test_fuzz_changed_bytes(data: st.DataObject, good: bytes, expected: Any, pac
     """Bytes of header and records changed, the packet cut or continued, a right checksum: nothing but WireError."""
     packet = bytearray(good)
     for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.sampled_from([*range(4, 24), *range(36, 49), *range(61, 74)]))
+        at = data.draw(st.sampled_from([*range(4, 24), *range(36, 49), *range(61, len(packet))]))
         packet[at] = data.draw(st.integers(0, 3) | st.integers(0, 255))
     end = data.draw(st.just(len(packet)) | st.integers(36, len(packet)))
     changed = seal(bytes(packet[:end]) + data.draw(st.just(b"") | st.binary(max_size=8)))

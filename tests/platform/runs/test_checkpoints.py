@@ -18,6 +18,7 @@ from dbo.platform.errors import InputError
 from dbo.platform.runs import checkpoints as module
 from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
 from dbo.platform.runs.runner import run
+from dbo.platform.runs.schema import CLOCKS
 
 Tiny = Callable[..., Experiment]
 
@@ -303,7 +304,7 @@ def unfinished(folder: Path, experiment: Experiment) -> list[Path]:
 
 def metrics(folder: Path) -> list[list[Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [[value for key, value in record.items() if key not in ("seconds", "timestamp")] for record in found]
+    return [[value for key, value in record.items() if key not in CLOCKS] for record in found]
 
 
 @pytest.mark.parametrize("lost", [1, 2])

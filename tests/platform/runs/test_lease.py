@@ -158,7 +158,7 @@ def test_run_that_lost_its_lease_writes_nothing_more(
     url: str, is_fenced: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another driver takes over in round 5: the run fails and the URL stays as it was. Control: without the check."""
-    original, before = LocalEngine.advance, {}
+    original, before = LocalEngine.run_round, {}
 
     def lose_in_round_5(engine: LocalEngine, round_: int) -> None:
         if round_ == 5:
@@ -166,7 +166,7 @@ def test_run_that_lost_its_lease_writes_nothing_more(
             before.update(read_content(url))
         original(engine, round_)
 
-    monkeypatch.setattr(LocalEngine, "advance", lose_in_round_5)
+    monkeypatch.setattr(LocalEngine, "run_round", lose_in_round_5)
     experiment = tiny(rounds=9, checkpoint_every=2)
     if is_fenced:
         with pytest.raises(RunError, match="another run holds the lease now"):

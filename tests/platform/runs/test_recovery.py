@@ -43,12 +43,12 @@ class Killer:
         self.timer: threading.Timer | None = None
         advance, killer = RayEngine.advance, self
 
-        def advance_under_attack(engine: RayEngine, round_: int) -> None:
+        def advance_under_attack(engine: RayEngine, round_: int, last: int | None = None) -> None:
             if killer.killed < killer.kills and killer.random.random() < 0.4:
                 killer.killed += 1
                 victims = killer.random.sample(engine.pids(), killer.at_once)
                 threading.Timer(killer.random.uniform(0, 0.03), killer.kill, [victims]).start()
-            advance(engine, round_)
+            advance(engine, round_, last)
 
         monkeypatch.setattr(RayEngine, "advance", advance_under_attack)
 
@@ -180,10 +180,10 @@ def spread(engine):
     table = ray._private.state.actors()
     seen["machines"] = {a["Address"]["NodeID"] for a in table.values() if a["State"] == "ALIVE"}
 
-def storm(engine, round_):
+def storm(engine, round_, last=None):
     if round_ == 6 and machines:
         cluster.remove_node(machines.pop(), allow_graceful=False)
-    advance(engine, round_)
+    advance(engine, round_, last)
 
 RayEngine._start_actors, RayEngine.advance = spread, storm
 hit = run(experiment, folder / "hit")

@@ -39,7 +39,7 @@ def test_interrupted_repetition_loses_no_line(
     """Finished, repeated, interrupted, resumed: files of the first run are not taken for those of the second."""
     experiment = tiny(rounds=12, checkpoint_every=3)
     run(experiment, f"file://{there}")
-    original = LocalEngine.advance
+    original = LocalEngine.run_round
 
     def advance(engine: LocalEngine, number: int) -> None:
         if number == 5:
@@ -47,7 +47,7 @@ def test_interrupted_repetition_loses_no_line(
         original(engine, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalEngine, "advance", advance)
+        patch.setattr(LocalEngine, "run_round", advance)
         with pytest.raises(KeyboardInterrupt):
             run(experiment, f"file://{there}")
     run(experiment, f"file://{there}", resume=True)
@@ -59,14 +59,14 @@ def test_interrupted_repetition_loses_no_line(
 def test_a_second_run_on_one_machine_is_refused(there: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a run locks the mirror no other process empties it."""
     inside, proceed = threading.Event(), threading.Event()
-    original = LocalEngine.advance
+    original = LocalEngine.run_round
 
     def advance(engine: LocalEngine, number: int) -> None:
         inside.set()
         proceed.wait(20)
         original(engine, number)
 
-    monkeypatch.setattr(LocalEngine, "advance", advance)
+    monkeypatch.setattr(LocalEngine, "run_round", advance)
     first = threading.Thread(target=run, args=(tiny(), f"file://{there}"))
     first.start()
     assert inside.wait(20)

@@ -29,7 +29,7 @@ Tiny = Callable[..., Experiment]
 
 def metrics(folder: Path) -> pd.DataFrame:
     """Return the metrics of a run by round, without clocks."""
-    return read_run(folder).history.drop(columns=list(CLOCKS)).set_index("round")
+    return read_run(folder).history.drop(columns=[*CLOCKS], errors="ignore").set_index("round")
 
 
 def assert_same_state(first: Path, second: Path) -> None:
@@ -41,13 +41,13 @@ def assert_same_state(first: Path, second: Path) -> None:
 def advanced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the rounds that engines run."""
     rounds: list[int] = []
-    advance = LocalEngine.advance
+    advance = LocalEngine.run_round
 
     def recording(self: LocalEngine, round_: int) -> None:
         rounds.append(round_)
         advance(self, round_)
 
-    monkeypatch.setattr(LocalEngine, "advance", recording)
+    monkeypatch.setattr(LocalEngine, "run_round", recording)
     return rounds
 
 
@@ -59,7 +59,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 @contextmanager
 def interrupt(monkeypatch: pytest.MonkeyPatch, in_round: int) -> Iterator[None]:
     """Interrupt the run in this round, as Ctrl-C does."""
-    advance = LocalEngine.advance
+    advance = LocalEngine.run_round
 
     def interrupted(self: LocalEngine, round_: int) -> None:
         if round_ == in_round:
@@ -67,7 +67,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, in_round: int) -> Iterator[None]:
         advance(self, round_)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalEngine, "advance", interrupted)
+        patch.setattr(LocalEngine, "run_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
             yield
 

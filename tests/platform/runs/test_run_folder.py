@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -317,6 +318,27 @@ def test_checkpoints_that_are_a_link_are_refused(tmp_path: Path) -> None:
         RunFolder(tmp_path / "r").acquire()
     assert (tmp_path / "other" / "round-00000004").exists()
     assert not is_locked(tmp_path / "r")
+
+
+@pytest.mark.parametrize("kind", ["renamed", "removed", "replaced", "lock"])
+def test_a_folder_that_was_renamed_is_not_written(tmp_path: Path, kind: str) -> None:
+    """Its results would be in two halves. Control: without its lock file it is still the same folder."""
+    folder, rival = RunFolder(tmp_path / "r"), RunFolder(tmp_path / "r")
+    folder.acquire()
+    folder.append({"round": 0})
+    if kind == "lock":
+        (tmp_path / "r" / ".lock").unlink()
+        folder.sync()
+        folder.release()
+        return
+    shutil.rmtree(tmp_path / "r") if kind == "removed" else (tmp_path / "r").rename(tmp_path / "elsewhere")
+    if kind == "replaced":
+        rival.acquire()
+    with pytest.raises(RunError, match="another run has taken" if kind == "replaced" else "was renamed or removed"):
+        folder.sync()
+    folder.release()
+    assert is_locked(tmp_path / "r") == (kind == "replaced")
+    rival.release()
 
 
 def test_lock_does_not_truncate_a_file(tmp_path: Path) -> None:

@@ -496,7 +496,7 @@ def test_failed_run_is_overwritten_only_on_request(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed run keeps its checkpoints until the user gives --resume or another folder."""
-    original = LocalEngine.advance
+    original = LocalEngine.run_round
 
     def advance(engine: LocalEngine, number: int) -> None:
         if number == 5:
@@ -504,7 +504,7 @@ def test_failed_run_is_overwritten_only_on_request(
         original(engine, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalEngine, "advance", advance)
+        patch.setattr(LocalEngine, "run_round", advance)
         with pytest.raises(RuntimeError, match="out of order"):
             run(tiny(), tmp_path / "run")
     with pytest.raises(InputError, match="a failed run of this experiment; --resume"):

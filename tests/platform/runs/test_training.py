@@ -70,13 +70,14 @@ class DummyEngine:
         self.losses_left, self.round, self.replaced = list(losses), 0, 0
         self.rounds: list[int] = []
 
-    def advance(self, round_: int) -> None:
-        if self.losses_left and self.losses_left[0] == round_:
-            self.losses_left.pop(0)
-            raise BlocksLost([1], "dummy")
-        assert round_ == self.round + 1
-        self.round = round_
-        self.rounds.append(round_)
+    def advance(self, first: int, last: int | None = None) -> None:
+        for round_ in range(first, (last or first) + 1):
+            if self.losses_left and self.losses_left[0] == round_:
+                self.losses_left.pop(0)
+                raise BlocksLost([1], "dummy")
+            assert round_ == self.round + 1
+            self.round = round_
+            self.rounds.append(round_)
 
     def rows(self, name: str) -> Any:
         return np.full((2, 1), float(self.round)) if name in ("x", "y") else None

@@ -2,7 +2,18 @@
 
 from pathlib import Path
 
-from dbo.platform.tracking.reader import MAX_KEYS, Points, flatten, format_run_name, list_artifacts, select_metrics
+import pytest
+
+from dbo.platform.errors import InputError
+from dbo.platform.tracking.reader import (
+    MAX_KEYS,
+    Points,
+    flatten,
+    format_run_name,
+    list_artifacts,
+    select_metrics,
+    write_nodes_table,
+)
 
 
 def test_metrics_are_few_and_finite() -> None:
@@ -40,6 +51,25 @@ def test_run_names_and_parameters() -> None:
     assert format_run_name(cell, axes) == "c2dfb · torus · iid · seed 3 · inner_steps 5 · ratio 0.2"
     params = flatten({"a": {"b": {"c": 0.5}}, "d": [1, "x"], "e": None, "f": "y" * 9000})
     assert (params["a.b.c"], params["d"], params["e"], len(params["f"])) == ("0.5", '[1, "x"]', "null", 6000)
+
+
+@pytest.mark.parametrize("line", [
+    "0", "[]", "{}", '{"round": 1}', '{"round": -1, "timestamp": 1}', '{"round": 1, "timestamp": 1e300}',
+    '{"round": 1, "timestamp": "x"}', '{"round": 1, "timestamp": null}', '{"round": 1' + "0" * 30 + ', "timestamp": 1}',
+])
+def test_a_damaged_line_is_an_input_error(tmp_path: Path, line: str) -> None:
+    """One line with the file, instead of an error of MLflow's store."""
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl: a line is damaged"):
+        Points(tmp_path / "metrics.jsonl").read()
+
+
+@pytest.mark.parametrize("nodes", ['"xy"', "null", "7", '[1, "x"]', "[1" + "0" * 400 + "]"])
+def test_a_damaged_line_of_nodes_is_an_input_error(tmp_path: Path, nodes: str) -> None:
+    """The table of nodes needs numbers, and as many in each column."""
+    (tmp_path / "nodes.jsonl").write_text(f'{{"round": 0, "apart_x": {nodes}, "apart_y": [1.0], "bytes": [1]}}\n')
+    with pytest.raises(InputError, match=r"nodes\.jsonl: a line is damaged"):
+        write_nodes_table(tmp_path / "nodes.jsonl", tmp_path / "nodes.parquet")
 
 
 def test_links_are_not_sent(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_documented_numbers_are_current(certificate: NoiseCertificate) -> None:
     """docs/algorithms.md has the line of `dbo verify --noise`; long noisy runs may differ a little between machines."""
     found = noise_table.format_row(certificate)
     for old, new in zip(documented()[certificate.algorithm][1:-1], found[1:-1], strict=True):
-        if "–" in (old, new):
+        if "–" in (old, new) or old.startswith(">"):
             assert old == new
         else:
             assert float(new.replace(",", "")) == pytest.approx(float(old.replace(",", "")), rel=0.3, abs=0.05)

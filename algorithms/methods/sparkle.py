@@ -1,0 +1,177 @@
+"""SPARKLE: SOBA over a network, one loop, with a heterogeneity correction of its own for each of x, y and v.
+
+S. Zhu, B. Kong, S. Lu, X. Huang, K. Yuan: SPARKLE: A Unified Single-Loop Primal-Dual Framework for Decentralized
+Bilevel Optimization, NeurIPS 2024, arXiv 2411.14166. The abstract gives the framework and the three corrections; the
+lines are our reading. With W̃ = (I + W) / 2, a the step size of a variable s and D its direction, where x uses a
+moving average r of D_x:
+
+    ed      exact diffusion:    s⁺ = W̃ (2 s − s_last − a (D − D_last)),      first s⁺ = W̃ (s − a D)
+    extra   EXTRA:              s⁺ = W̃ (2 s − s_last) − a (D − D_last),      first s⁺ = W̃ s − a D
+    gt      gradient tracking:  s⁺ = W s − a T,  T⁺ = W T + D⁺ − D
+
+It reaches the minimiser of ψ exactly, whatever the heterogeneity and the rules.
+
+Each rule keeps one array per variable besides s and its direction. ed: ψ = s − a D of the last round, so that the line
+above is s⁺ = W̃ (ψ + s − ψ_last). extra: q, the sum of all s − W̃ s, so that it is s⁺ = W̃ s − a D − q. Both forms
+have the same iterates; they keep mean(s⁺ − s) = −a mean(D) where a changes with the rounds. gt: the D that T has taken
+in.
+
+Per round a node sends x, y and v in 1 packet: d_x + 2 d_y values, and each variable with the rule gt once more.
+Oracles: 3 partial gradients, 1 Hessian- and 1 Jacobian-vector product. With mini-batches one batch per round serves
+the three directions.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.parts.soba import Directions, directions
+
+Rule: TypeAlias = Literal["ed", "extra", "gt"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The rules are those that the paper recommends; numbers are ours."""
+
+    eta_x: float = param(0.01, gt=0, help="step size of x (the paper's α)", schedule=True)
+    eta_y: float = param(0.1, gt=0, help="step size of y (the paper's β)", schedule=True)
+    eta_v: float = param(
+        0.1, gt=0, help="step size of v, the solution of the Hessian system (the paper's γ)", schedule=True
+    )
+    theta: float = param(0.3, gt=0, le=1, help="weight of the new hypergradient in the moving average", schedule=True)
+    rule_x: Rule = param("ed", help="consensus of x: exact diffusion, EXTRA, or gradient tracking (twice the values)")
+    rule_y: Rule = param("ed", help="consensus of y")
+    rule_v: Rule = param("ed", help="consensus of v")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    t: Array
+    x: Array
+    y: Array
+    v: Array
+    along: Directions         # of the next steps: D (x: r), with gt the trackers T
+    memory: Directions        # ed: ψ, extra: q, gt: D (x: r)
+
+    @property
+    def direction(self) -> Array:
+        return self.along.x
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One of the three variables: s, the direction of its next step, and what its rule remembers."""
+
+    name: str
+    rule: Rule
+    step: float
+    s: Array
+    along: Array
+    memory: Array
+
+    def send(self) -> dict[str, Array]:
+        """Return the channels of this variable."""
+        if self.rule == "ed":
+            return {self.name: self.corrected}
+        return {self.name: self.s} | ({f"t_{self.name}": self.along} if self.rule == "gt" else {})
+
+    @property
+    def local(self) -> Array:
+        """ψ = s − a D."""
+        stepped: Array = self.s - self.step * self.along
+        return stepped
+
+    @property
+    def corrected(self) -> Array:
+        """ψ + s − ψ_last."""
+        corrected: Array = self.local + (self.s - self.memory)
+        return corrected
+
+    def move(self, mixed: Array) -> tuple[Array, Array]:
+        """Return s⁺ and the rule's new memory; for gt the memory changes with the new direction."""
+        if self.rule == "ed":
+            return 0.5 * (self.corrected + mixed), self.local
+        if self.rule == "extra":
+            half: Array = 0.5 * (self.s + mixed)                                        # W̃ s
+            q = self.memory + (self.s - half)
+            return half - self.step * self.along - q, q
+        return mixed - self.step * self.along, self.memory
+
+
+def levels(st: State, cfg: Config) -> tuple[Level, Level, Level]:
+    return (
+        Level("x", cfg.rule_x, cfg.eta_x, st.x, st.along.x, st.memory.x),
+        Level("y", cfg.rule_y, cfg.eta_y, st.y, st.along.y, st.memory.y),
+        Level("v", cfg.rule_v, cfg.eta_v, st.v, st.along.v, st.memory.v),
+    )
+
+
+def init(shard: Shard, cfg: Config) -> State:
+    """Initialize v = 0 and r = D_x; ψ = s and q = 0 make the first step that of each rule."""
+    t, x, y = counter(shard), shard.x0, shard.y0
+    v = 0 * y
+    d = directions(shard.sample(round_key(shard, t)), x, y, v)
+
+    def remember(rule: Rule, s: Array, new: Array) -> Array:
+        return {"ed": s, "extra": 0 * s, "gt": new}[rule]
+
+    memory = Directions(
+        x=remember(cfg.rule_x, x, d.x), y=remember(cfg.rule_y, y, d.y), v=remember(cfg.rule_v, v, d.v)
+    )
+    return State(t=t, x=x, y=y, v=v, along=d, memory=memory)
+
+
+def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
+    """Each mean steps along that of the directions, and each memory has the mean that its rule needs."""
+    found, d = dict[str, Array](), directions(shard, after.x, after.y, after.v)
+    for old, new, local in zip(levels(before, cfg), levels(after, cfg), (d.x, d.y, d.v), strict=True):
+        s = new.name
+        found[f"mean({s}) steps by −η_{s} mean(d_{s})"] = mean(new.s - old.s) + old.step * mean(old.along)
+        if s == "x":
+            local = (1 - cfg.theta) * average(before, cfg) + cfg.theta * d.x
+        if new.rule == "ed":
+            found[f"mean(ψ_{s}) = mean({s})"] = mean(new.memory - new.s)
+        elif new.rule == "extra":
+            found[f"mean(q_{s}) = 0"] = mean(new.memory)
+        found[f"mean(d_{s}) = mean(D_{s},i)"] = mean(new.along - local)
+    return found
+
+
+@algorithm(
+    "sparkle", config=Config, state=State, init=init,
+    packets=lambda cfg: 1, batches=lambda cfg: 1,
+    family="soba", oracles="second_order", citation="Zhu et al. 2024, NeurIPS, arXiv 2411.14166",
+    claim=Claim(
+        limit=MINIMISER, invariants=invariants, rounds=300, steps={"eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.4},
+        noise=Noise(
+            scale=("eta_x", "eta_y", "eta_v"), steps={"eta_x": 0.08, "eta_y": 0.12, "eta_v": 0.12, "theta": 1.0},
+            rounds=400,
+        ),
+    ),
+)
+async def sparkle(st: State, shard: Shard, cfg: Config) -> State:
+    """SPARKLE: SOBA in one loop; exact diffusion, EXTRA or gradient tracking on each of x, y and v."""
+    old = levels(st, cfg)
+    channels = {name: rows for level in old for name, rows in level.send().items()}
+    mixed = dict(zip(channels, await mix(**channels), strict=True))
+    (x, memory_x), (y, memory_y), (v, memory_v) = (level.move(mixed[level.name]) for level in old)
+
+    t = st.t + 1
+    d = directions(shard.sample(round_key(shard, t)), x, y, v)
+    r = (1 - cfg.theta) * average(st, cfg) + cfg.theta * d.x                            # moving average of D_x
+    new = (r, d.y, d.v)
+    along = Directions(*(
+        mixed[f"t_{level.name}"] + (local - level.memory) if level.rule == "gt" else local
+        for level, local in zip(old, new, strict=True)
+    ))
+    memory = Directions(*(
+        local if level.rule == "gt" else kept
+        for level, local, kept in zip(old, new, (memory_x, memory_y, memory_v), strict=True)
+    ))
+    return State(t=t, x=x, y=y, v=v, along=along, memory=memory)
+
+
+def average(st: State, cfg: Config) -> Array:
+    """Return r, the moving average of the node's D_x."""
+    return st.memory.x if cfg.rule_x == "gt" else st.along.x

@@ -1,0 +1,215 @@
+"""Read the recorded traffic of a run, and compute its clock on another network.
+
+A profile is a shipped one, by name, or a file: YAML with the parameters of `Profile`, or a CSV trace of links. Nothing
+is executed: plugins of a recorded experiment are not loaded.
+"""
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dbo.platform.config import yaml_io
+from dbo.platform.config.validation import build, pick, validate
+from dbo.platform.errors import InputError
+from dbo.platform.network.timing import Floats, Interval, Profile, TraceRow
+from dbo.platform.network.timing import replay as compute_times
+from dbo.platform.network.topology import TOPOLOGIES
+from dbo.platform.runs.run_folder import RunFolder, iterate_metrics, read_experiment, read_metrics, read_network
+from dbo.platform.runs.schema import Record, RecordedNetwork, Target, section
+
+_PROFILES = Path(__file__).parents[1] / "network" / "profiles"
+_TRACE_COLUMNS = ("seconds", "from", "to", "latency_ms", "bandwidth_mbit")
+_MAX_TRACE_ROWS = 1_000_000
+
+
+# ---- profiles --------------------------------------------------------------------------------------------------------
+
+
+def list_profiles() -> list[str]:
+    """Return the names of the shipped profiles, from the fastest to the slowest."""
+    known = {path.stem: load_profile(path.stem) for path in _PROFILES.glob("*.yaml")}
+    return sorted(known, key=lambda name: -known[name].bandwidth_mbit)
+
+
+def describe_profile(name: str) -> str:
+    """Return the comment at the top of a shipped profile."""
+    lines = (_PROFILES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+
+
+def load_profile(given: str) -> Profile:
+    """Load a shipped profile by its name, a YAML file, or a CSV trace."""
+    path = Path(given)
+    if path.suffix == ".csv":
+        return replace(Profile(), trace=_read_trace(path))
+    if path.suffix not in (".yaml", ".yml"):
+        names = [shipped.stem for shipped in _PROFILES.glob("*.yaml")]
+        path = _PROFILES / f"{pick('--network', given, sorted(names))}.yaml"
+    data = yaml_io.read(path)
+    trace = data.pop("trace", None)
+    if trace is not None and not isinstance(trace, str):
+        raise InputError(f"{path}: trace: {str(trace)[:60]!r} is not allowed; must be a CSV file")
+    values = validate(str(path), (Profile,), data)
+    profile = build(str(path), Profile, values)
+    return profile if trace is None else replace(profile, trace=_read_trace(path.parent / trace))
+
+
+def _read_trace(path: Path) -> tuple[TraceRow, ...]:
+    """Read rows of seconds, from, to, latency_ms, bandwidth_mbit; `*` or nothing is any node."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = [name.strip() for name in reader.fieldnames or ()]
+            if missing := [name for name in _TRACE_COLUMNS[3:] if name not in columns]:
+                raise InputError(
+                    f"{path}: the column {missing[0]} is missing; columns: {', '.join(_TRACE_COLUMNS)}")
+            if unknown := [name for name in columns if name not in _TRACE_COLUMNS]:
+                raise InputError(f"{path}: unknown column {unknown[0]!r}; allowed: {', '.join(_TRACE_COLUMNS)}")
+            reader.fieldnames = columns
+            rows: list[TraceRow] = []
+            for number, row in enumerate(reader, 2):
+                if len(rows) == _MAX_TRACE_ROWS:
+                    raise InputError(f"{path}: more than {_MAX_TRACE_ROWS} rows")
+                rows.append(_parse_row(row, f"{path}, line {number}"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read: {reason}") from None
+    if not rows:
+        raise InputError(f"{path}: no rows")
+    return tuple(rows)
+
+
+def _parse_row(row: Mapping[str, str | None], where: str) -> TraceRow:
+    def number(name: str, least: float, default: str | None = None) -> float:
+        text = (row.get(name) or default or "").strip()
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value >= least) or (name == "bandwidth_mbit" and value == 0):
+            allowed = "above 0" if name == "bandwidth_mbit" else f"of at least {least:g}"
+            raise InputError(f"{where}: {name}: {text!r} is not allowed; must be a number {allowed}")
+        return value
+
+    def node(name: str) -> int | None:
+        text = (row.get(name) or "*").strip()
+        if text == "*":
+            return None
+        if not text.isdecimal():
+            raise InputError(f"{where}: {name}: {text!r} is not allowed; must be the number of a node, or *")
+        return int(text)
+
+    return TraceRow(
+        seconds=number("seconds", 0, "0"), sender=node("from"), receiver=node("to"),
+        latency_ms=number("latency_ms", 0), bandwidth_mbit=number("bandwidth_mbit", 0),
+    )
+
+
+# ---- recorded traffic ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traffic:
+    """What every node sent and computed between the evaluations of a run."""
+
+    records: list[Record]                   # the evaluations; records[0] is the start
+    neighbours: tuple[tuple[int, ...], ...]
+    intervals: tuple[Interval, ...]         # one less than records
+    has_compute: bool                       # computing times were measured; else they are estimated
+
+    def up_to(self, target: Target) -> "Traffic | None":
+        """Return the traffic until the target was reached; None if it was not."""
+        found = target.find_first(self.records)
+        if found is None:
+            return None
+        last = next(number for number, record in enumerate(self.records) if record["round"] == found["round"])
+        return replace(self, records=self.records[: last + 1], intervals=self.intervals[:last])
+
+    def replay(self, profile: Profile) -> Floats:
+        """Return the time of each evaluation on a network, in seconds; the first is 0."""
+        return np.concatenate([[0.0], compute_times(profile, self.neighbours, self.intervals)])
+
+    @property
+    def steps(self) -> int:
+        """How many node updates a replay computes."""
+        links = sum(map(len, self.neighbours))
+        return sum(interval.exchanges for interval in self.intervals) * (len(self.neighbours) + links)
+
+
+def read_traffic(folder: Path) -> Traffic:
+    """Read what a run recorded; an InputError names what is missing."""
+    files = RunFolder(folder)
+    records = read_metrics(files.metrics)
+    network = read_network(folder)
+    if network is None or not records:
+        raise InputError(f"{folder}: nothing to replay; the run has no evaluation")
+    sent = _read_sent(files.nodes, network.nodes, len(records))
+    nodes = sent[0].size
+    # The packets of all nodes over their number: every node takes part in every exchange.
+    exchanges = [math.ceil(record.get("packets", 0) / nodes) for record in records]
+    compute = [_find_compute(record, nodes) for record in records]
+    has_compute = all(one is not None for one in compute)
+    if not has_compute:
+        compute = [np.full(nodes, record["seconds"] / nodes) for record in records]
+    steps = zip(exchanges, exchanges[1:], sent, sent[1:], compute, compute[1:], strict=False)
+    intervals = tuple(
+        Interval(after - before, bytes_after - bytes_before, np.maximum(spent_after - spent_before, 0.0))
+        for before, after, bytes_before, bytes_after, spent_before, spent_after in steps
+        if spent_after is not None and spent_before is not None
+    )
+    neighbours = _find_neighbours(folder, network) if nodes > 1 else ((),)
+    return Traffic(records, neighbours, intervals, has_compute)
+
+
+def _read_sent(path: Path, nodes: int, evaluations: int) -> list[Floats]:
+    """Return for each evaluation the bytes of every node so far; a method on a single machine has one row."""
+    rows: list[Floats] = []
+    for number, record in enumerate(iterate_metrics(path)):
+        if number == evaluations:
+            break
+        row = np.asarray(record.get("bytes"), dtype=np.float64)
+        if row.shape not in ((nodes,), (1,)) or not np.isfinite(row).all() or row.shape != (rows or [row])[0].shape:
+            raise InputError(f"{path}: round {record['round']}: bytes must be a number per node")
+        rows.append(row)
+    if len(rows) < evaluations:
+        raise InputError(f"{path}: nothing to replay; {len(rows)} lines for {evaluations} evaluations")
+    return rows
+
+
+def _find_compute(record: Record, nodes: int) -> Floats | None:
+    """Return (nodes,) seconds of computing since the start; rows of one block share its time."""
+    seconds = record.get("block_seconds")
+    if not isinstance(seconds, list) or not seconds or len(seconds) > nodes:
+        return None
+    per_block = np.asarray(seconds, dtype=np.float64)
+    sizes = np.array([len(part) for part in np.array_split(np.arange(nodes), len(seconds))])     # as blocks are packed
+    return np.repeat(per_block / sizes, sizes)
+
+
+def _find_neighbours(folder: Path, network: RecordedNetwork) -> tuple[tuple[int, ...], ...]:
+    """Return the neighbours of each node; a graph too large to be recorded is built again."""
+    near: list[set[int]] = [set() for _ in range(network.nodes)]
+    for i, j in network.edges if network.edges is not None else _build_edges(folder, network.nodes):
+        near[i].add(j)
+        near[j].add(i)
+    return tuple(tuple(sorted(some)) for some in near)
+
+
+def _build_edges(folder: Path, nodes: int) -> list[tuple[int, int]]:
+    experiment = read_experiment(folder)
+    given: dict[str, Any] = dict(section(experiment, "topology"))
+    name = given.pop("name", None)
+    if not isinstance(name, str) or name not in TOPOLOGIES or not TOPOLOGIES.is_built_in(name):
+        raise InputError(f"{folder}: its graph is not recorded, and {str(name)[:60]!r} is no built-in topology")
+    kind = TOPOLOGIES[name]
+    topology = build("topology", kind, validate("topology", (kind,), given))
+    try:
+        graph = topology.graph(nodes, int(experiment.get("seed", 0)))
+    except ValueError as error:
+        raise InputError(f"{folder}: its graph cannot be built: {error}") from None
+    return [(int(i), int(j)) for i, j in graph.edges]

@@ -1,0 +1,107 @@
+"""Sockets between blocks of one machine: nothing waits for ever, and packets of other steps are not mistaken."""
+
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dbo.platform.engine.peer_sockets import NeighbourLost, PeerSockets
+
+
+def connect(count: int, timeout: float = 5.0, epochs: tuple[int, ...] = ()) -> list[PeerSockets]:
+    """Return blocks that are all connected with each other, in the driver's three steps."""
+    blocks = [PeerSockets(n, epochs[n] if epochs else 0, timeout) for n in range(count)]
+    paths = {block.number: block.listen(count - 1) for block in blocks}
+    for block in blocks:
+        block.connect({n: path for n, path in paths.items() if n < block.number})
+    for block in blocks:
+        block.accept(n for n in range(count) if n > block.number)
+    return blocks
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[PeerSockets, PeerSockets]]:
+    first, second = connect(2)
+    yield first, second
+    first.close()
+    second.close()
+
+
+def test_packets_larger_than_the_buffers_cross() -> None:
+    """All blocks send before anybody receives: no deadlock, whatever the size."""
+    blocks = connect(3)
+    with ThreadPoolExecutor(3) as pool:
+        for step in range(3):
+            data = {b.number: bytes([b.number + step]) * 5_000_000 for b in blocks}
+
+            def exchange(block: PeerSockets, step: int = step, data: dict[int, bytes] = data) -> list[bytes] | None:
+                others = [n for n in data if n != block.number]
+                return block.exchange(1, step, dict.fromkeys(others, data[block.number]))
+
+            for block, received in zip(blocks, pool.map(exchange, blocks), strict=True):
+                assert received == [data[n] for n in data if n != block.number]
+    for block in blocks:
+        block.close()
+
+
+def test_neighbour_that_closes_is_reported(pair: tuple[PeerSockets, PeerSockets]) -> None:
+    """A process that dies closes its sockets: whoever waits for it raises at once."""
+    pair[1].close()
+    with pytest.raises(NeighbourLost, match="block 1 has closed its connection"):
+        pair[0].exchange(1, 0, {1: b"x"})
+
+
+def test_silent_neighbour_is_reported() -> None:
+    """A neighbour that sends nothing counts as lost after the timeout."""
+    first, _ = connect(2, timeout=0.2)
+    with pytest.raises(NeighbourLost, match=r"no packets from block 1 within 0.2 s \(engine.step_timeout\)"):
+        first.exchange(1, 0, {1: b"x"})
+
+
+def test_end_of_a_round_stops_a_neighbour_that_waits_for_more(pair: tuple[PeerSockets, PeerSockets]) -> None:
+    """It returns None instead of waiting: the blocks disagree about the number of packets."""
+    pair[1].end_round(4, 2, is_stalled=False)
+    assert pair[0].exchange(4, 2, {1: b"x"}) is None
+
+
+def test_end_of_the_round_before_is_no_obstacle(pair: tuple[PeerSockets, PeerSockets]) -> None:
+    """It was sent at the end of the last call, and nobody has waited for it."""
+    first, second = pair
+    for block in pair:
+        block.end_round(4, 2, is_stalled=False)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.exchange, 5, 0, {0: b"two"})
+        assert first.exchange(5, 0, {1: b"one"}) == [b"two"]
+        assert other.result() == [b"one"]
+
+
+def test_stalled_neighbour_stops_blocks_that_are_ahead(pair: tuple[PeerSockets, PeerSockets]) -> None:
+    """A block that cannot continue in a round before stops its neighbours too."""
+    pair[1].end_round(4, 2, is_stalled=True)
+    assert pair[0].exchange(5, 0, {1: b"x"}) is None
+
+
+def test_packets_of_another_step_are_not_accepted(pair: tuple[PeerSockets, PeerSockets]) -> None:
+    """A neighbour in another step is a disagreement, not a message."""
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(pair[1].exchange, 5, 1, {0: b"two"})
+        assert pair[0].exchange(5, 0, {1: b"one"}) is None
+        assert other.result() is None
+
+
+def test_block_of_another_epoch_is_refused() -> None:
+    """A late connection of rounds that were rolled back does not reach the block."""
+    with pytest.raises(ConnectionError, match="block 1 of epoch 3 is not expected here"):
+        connect(2, epochs=(4, 3))
+
+
+def test_other_users_cannot_connect() -> None:
+    """The folder of the socket is open to this user only, and is removed once all have connected."""
+    block = PeerSockets(0, 0, 1.0)
+    folder = Path(block.listen(1)).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    block.accept([])
+    assert not folder.exists()
+    block.close()

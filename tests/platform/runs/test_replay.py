@@ -1,0 +1,151 @@
+"""Read the traffic that a run recorded, and profiles of networks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.errors import InputError
+from dbo.platform.runs.replay import describe_profile, list_profiles, load_profile, read_traffic
+from dbo.platform.runs.run_folder import read_metrics
+from dbo.platform.runs.runner import run
+from dbo.platform.runs.schema import Target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("replay") / "run"
+    run(Experiment(**SMALL), out=out)
+    return out
+
+
+SMALL: dict[str, Any] = {
+    "task": {"name": "quadratic"}, "nodes": 6, "rounds": 6, "eval_every": 2, "checkpoint_every": 3,
+    "engine": {"name": "local"}, "tracking": {"uri": "off"}, "algorithm": {"name": "c2dfb", "inner_steps": 3},
+}
+
+
+def test_traffic_has_all_bytes_and_exchanges(folder: Path) -> None:
+    traffic = read_traffic(folder)
+    last = read_metrics(folder / "metrics.jsonl")[-1]
+    assert sum(interval.bytes.sum() for interval in traffic.intervals) == last["bytes_broadcast"]
+    assert sum(interval.exchanges for interval in traffic.intervals) * 6 == last["packets"]
+    assert traffic.neighbours[0] == (1, 5)
+
+
+def test_computing_times_are_measured_per_block(folder: Path) -> None:
+    traffic = read_traffic(folder)
+    seconds = [record["block_seconds"][0] for record in read_metrics(folder / "metrics.jsonl")]
+    assert traffic.has_compute
+    assert seconds[0] == 0
+    assert seconds == sorted(seconds)
+    assert sum(interval.compute.sum() for interval in traffic.intervals) == pytest.approx(seconds[-1])
+
+
+def test_extended_run_keeps_counting(folder: Path, tmp_path: Path) -> None:
+    run(Experiment(**{**SMALL, "rounds": 12}), out=tmp_path / "longer", start_from=folder)
+    before, after = (
+        [record["block_seconds"][0] for record in read_metrics(place / "metrics.jsonl")]
+        for place in (folder, tmp_path / "longer")
+    )
+    assert after[: len(before)] == before
+    assert after[len(before)] > before[-1]
+
+
+def test_clock_grows_with_latency(folder: Path) -> None:
+    traffic = read_traffic(folder)
+    slow, fast = (load_profile(name) for name in ("mobile", "datacenter"))
+    assert (traffic.replay(slow)[1:] > 100 * traffic.replay(fast)[1:]).all()
+    assert traffic.replay(fast)[0] == 0
+
+
+def test_traffic_up_to_the_target_ends_there(folder: Path) -> None:
+    traffic = read_traffic(folder)
+    level = traffic.records[2]["lower_loss"]
+    part = traffic.up_to(Target("lower_loss", level))
+    assert part is not None
+    assert part.records[-1]["round"] <= 4
+    assert part.replay(load_profile("wan"))[-1] == traffic.replay(load_profile("wan"))[len(part.intervals)]
+    assert traffic.up_to(Target("lower_loss", -1.0)) is None
+
+
+def test_run_without_computing_times_is_estimated(folder: Path, tmp_path: Path) -> None:
+    """Folders of older versions have none: the training time is divided among the nodes."""
+    for name in ("network.json", "nodes.jsonl", "experiment.yaml"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    records = read_metrics(folder / "metrics.jsonl")
+    for record in records:
+        del record["block_seconds"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    traffic = read_traffic(tmp_path)
+    assert not traffic.has_compute
+    assert sum(interval.compute.sum() for interval in traffic.intervals) == pytest.approx(
+        records[-1]["seconds"] - records[0]["seconds"])
+
+
+def test_graph_that_is_not_recorded_is_built_again(folder: Path, tmp_path: Path) -> None:
+    for file in folder.glob("*.*"):
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    network = json.loads((folder / "network.json").read_text())
+    (tmp_path / "network.json").write_text(json.dumps({**network, "edges": None}))
+    assert read_traffic(tmp_path).neighbours == read_traffic(folder).neighbours
+
+
+def test_missing_line_of_the_nodes_is_named(folder: Path, tmp_path: Path) -> None:
+    for file in folder.glob("*.*"):
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    lines = (tmp_path / "nodes.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "nodes.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(InputError, match=r"nodes.jsonl: nothing to replay; 3 lines for 4 evaluations"):
+        read_traffic(tmp_path)
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_shipped_profile_is_valid_and_described(name: str) -> None:
+    assert load_profile(name).bandwidth_mbit > 0
+    assert len(describe_profile(name)) > 20
+
+
+def test_wan_latencies_are_symmetric() -> None:
+    table = np.reshape(load_profile("wan").region_latency_ms, (8, 8))
+    assert (table == table.T).all()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("p.yaml", "latency_ms: -1", r"p.yaml.latency_ms: -1 is not allowed"),
+        ("p.yaml", "bandwith_mbit: 3", r"bandwith_mbit"),
+        ("p.yaml", "trace: 3", r"p.yaml: trace: '3' is not allowed; must be a CSV file"),
+        ("p.yaml", "trace: none.csv", r"none.csv: cannot be read: No such file"),
+        ("p.yaml", "regions: [a]", r"region_latency_ms: 0 values for 1 regions"),
+        ("t.csv", "", r"the column latency_ms is missing"),
+        ("t.csv", "latency_ms,bandwidth_mbit\n", r"t.csv: no rows"),
+        ("t.csv", "latency_ms,bandwidth_mbit,speed\n1,2,3\n", r"unknown column 'speed'"),
+        ("t.csv", "latency_ms,bandwidth_mbit\n1,0\n", r"bandwidth_mbit: .0. is not allowed; must be a number above 0"),
+        ("t.csv", "latency_ms,bandwidth_mbit\nnan,1\n", r"line 2: latency_ms: 'nan' is not allowed"),
+        ("t.csv", "from,latency_ms,bandwidth_mbit\n-1,1,1\n", r"line 2: from: '-1' is not allowed"),
+    ],
+)
+def test_wrong_profile_is_one_line(file: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_profile(str(tmp_path / file))
+
+
+def test_unknown_profile_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"--network: unknown value 'wam', did you mean 'wan'\?; allowed: broadband"):
+        load_profile("wam")
+
+
+def test_profile_file_may_name_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("latency_ms: 3\ntrace: t.csv\n")
+    (tmp_path / "t.csv").write_text("seconds,from,to,latency_ms,bandwidth_mbit\n2,*,1,7,0.5\n")
+    profile = load_profile(str(tmp_path / "p.yaml"))
+    assert profile.latency_ms == 3
+    assert (profile.trace[0].seconds, profile.trace[0].sender, profile.trace[0].receiver) == (2, None, 1)
