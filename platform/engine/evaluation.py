@@ -33,11 +33,12 @@ def evaluate(
     upper, lower = (losses[own] for losses in engine.losses(x_mean, y_mean))
     of_mean, of_nodes = problem.evaluate(x_mean, y_mean), problem.evaluate(x, y)
     ledger = engine.ledger()
+    accuracies = of_nodes.get("test_accuracy")          # of the server too
     of_nodes = {name: values[own] for name, values in of_nodes.items()}
     accuracy = of_nodes.get("test_accuracy")
     distance_x, distance_y = _distances(x, x_mean), _distances(y, y_mean)
     nodes = {
-        "accuracy": None if accuracy is None else np.asarray(accuracy, dtype=np.float64).round(6).tolist(),
+        "accuracy": None if accuracies is None else np.asarray(accuracies, dtype=np.float64).round(6).tolist(),
         "apart_x": distance_x.tolist(), "apart_y": distance_y.tolist(),
         "bytes": ledger.bytes_by_node().tolist(),
         "channels": {name: int(counts.sum()) for name, counts in sorted(ledger.bytes_by_channel().items())},
