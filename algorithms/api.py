@@ -32,6 +32,7 @@ from dbo.algorithms.compression.compressors import (
     compressor,
 )
 from dbo.algorithms.compression.grid import EIGHTHS, Grid, level_tables, level_values, read_scale, scale_code
+from dbo.algorithms.error_terms import ErrorTerms
 from dbo.algorithms.gossip import (
     MANY_WORDS,
     Message,
@@ -40,7 +41,6 @@ from dbo.algorithms.gossip import (
     Outgoing,
     Packed,
     PackedRow,
-    PackedSum,
     dense,
     mark_kernels,
     mix,
@@ -53,9 +53,9 @@ from dbo.parameters import param
 
 __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
-    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Clients", "Compressor", "Grid",
-    "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed",
-    "PackedRow", "PackedSum", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare",
+    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Clients", "Compressor",
+    "ErrorTerms", "Grid", "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError",
+    "Outgoing", "Packed", "PackedRow", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare",
     "WeightedGradient", "aggregate", "algorithm", "algorithms", "average", "broadcast", "compressor", "counter",
     "dense", "level_tables", "level_values", "mark_kernels", "mean", "mean_of_clients", "mix", "param",
     "read_scale", "round_key", "sample_clients", "scale_code", "server_row",

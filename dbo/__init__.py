@@ -20,6 +20,7 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.algorithms.api import Claim as Claim
     from dbo.algorithms.api import Clients as Clients
     from dbo.algorithms.api import Compressor as Compressor
+    from dbo.algorithms.api import ErrorTerms as ErrorTerms
     from dbo.algorithms.api import Identity as Identity
     from dbo.algorithms.api import Key as Key
     from dbo.algorithms.api import Limit as Limit
@@ -68,10 +69,10 @@ _PLACES = {
     "dbo.platform.config.experiment": ("Experiment",),
     "dbo.platform.errors": ("InputError", "RunError"),
     "dbo.algorithms.api": (
-        "AVERAGED_INVERSE", "Array", "Claim", "Clients", "Compressor", "Identity", "Key", "LOCAL_INVERSE", "Limit",
-        "MINIMISER", "Message", "Noise", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE",
-        "TopK", "aggregate", "algorithm", "average", "broadcast", "compressor", "counter", "mean", "mean_of_clients",
-        "mix", "round_key", "sample_clients", "server_row",
+        "AVERAGED_INVERSE", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Array", "Claim",
+        "Clients", "Compressor", "ErrorTerms", "Identity", "Key", "Limit", "Message", "Noise", "Qsgd", "RandK",
+        "Shard", "Sign", "State", "TopK", "aggregate", "algorithm", "average", "broadcast", "compressor", "counter",
+        "mean", "mean_of_clients", "mix", "round_key", "sample_clients", "server_row",
     ),
     "dbo.platform.network.topology": ("topology",),
     "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),

@@ -11,8 +11,19 @@ for that change, and those of MA-DSBO.
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, round_key
-from dbo.algorithms.kernels.fused import gossip_in_place
+from dbo.algorithms.api import (
+    MINIMISER,
+    Array,
+    Claim,
+    ErrorTerms,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    round_key,
+)
 from dbo.algorithms.methods.madsbo import Config, count_batches, higp
 
 
@@ -49,6 +60,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     family="linear_system", citation="after Chen et al. 2023, ICML (our reading)", oracles="second_order",
     packets=lambda cfg: cfg.inner_steps + cfg.higp_steps, batches=lambda cfg: count_batches(cfg) + 1,
     paper_counts={"x": 2.0, "q0": 2.0},   # as for madsbo
+    errors=ErrorTerms(consensus=lambda st: {"tracker_y": st.s}),
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x",),
         steps={"inner_steps": 4, "higp_steps": 80, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 0.7},
@@ -64,12 +76,12 @@ async def madsbo_gt(st: State, shard: Shard, cfg: Config) -> State:
     for k in range(cfg.inner_steps):
         if k == 0:
             wx, wy, ws = await mix(x=st.x, y=y, s=s)
-            x = gossip_in_place(st.x, cfg.gam, wx, (-cfg.eta_x, st.r))
+            x = st.x + (cfg.gam * (wx - st.x) - cfg.eta_x * st.r)
         else:
             wy, ws = await mix(y=y, s=s)
-        y = gossip_in_place(y, cfg.gam, wy, (-cfg.eta_y, s))
+        y = y + (cfg.gam * (wy - y) - cfg.eta_y * s)
         grad_old, grad = grad, shard.sample(key.at(k + 1)).g_y(st.x, y)
-        s = gossip_in_place(s, cfg.gam, ws, (1, grad), (-1, grad_old))
+        s = s + (cfg.gam * (ws - s) + (grad - grad_old))
 
     z = await higp(shard, cfg, st.x, y, key.at(cfg.inner_steps + 1))
     batch = shard.sample(key.at(cfg.inner_steps + cfg.higp_steps + 2))

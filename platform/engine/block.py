@@ -23,20 +23,21 @@ from dbo.algorithms.api import (
     NotRowsError,
     Outgoing,
     Packed,
-    PackedRow,
-    PackedSum,
     Shard,
     State,
 )
-from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, weighted_sum
+from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, is_large
+from dbo.algorithms.kernels.lazy import RowSum, wrap, wrap_sum
 from dbo.platform.config.plugins import locate_error
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Blocks
+from dbo.platform.engine.common_point import CommonPoint, Floats, Oracle
 from dbo.platform.engine.device import Cpu, Device
+from dbo.platform.engine.error_terms import BlockErrors, measure_errors
 from dbo.platform.engine.routes import RoutePlan, plan_downlink, plan_gossip, plan_uplink
 from dbo.platform.engine.shard_wrappers import CountingShard
-from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten
+from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten, unwrap_state, wrap_state
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.network.codecs import EncodedRows, encode_on_device
 from dbo.platform.network.ledger import Ledger
@@ -65,6 +66,7 @@ class BlockView:
     first_nonfinite: str | None
     counters: dict[str, int]
     ledger: Flat
+    errors: BlockErrors
     seconds: float                  # of computing since the start or the last `restore`
 
 
@@ -137,6 +139,8 @@ class Block:
         self._plans = {("edges", frozenset[int]()): plan_gossip(network, self.ids, self.device)}
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
+        self._problem = problem
+        self._common: CommonPoint | None = None
         # Processor time: other processes may use the cores meanwhile. A GPU works beside the processor.
         self._clock = time.process_time if isinstance(self.device, Cpu) else time.perf_counter
         self._start()
@@ -148,7 +152,9 @@ class Block:
         if can_fuse(self.shard.y0):
             compile_kernels(self.shard.y0.dtype.name)
         self.state: Any = init_state(self.algorithm, self.shard, self._schedules.apply(self.config, 0))
-        self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flatten(self.state).items()}
+        flat = flatten(self.state)
+        self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flat.items()}
+        self._has_large_rows = any(map(is_large, flat.values()))
         self.packets_before = 0              # packets of the last round that has ended
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
@@ -157,10 +163,15 @@ class Block:
         """Start a round; return the first packets to other blocks, or None if the algorithm sends nothing at all."""
         if self._round is not None:
             raise ProtocolError(f"round {round_} cannot begin: round {self._round.number} is open")
+        self._common = None                  # it may take as much memory as the data
         config = self._schedules.apply(self.config, round_)
-        coroutine = self.algorithm.round(self.state, self.shard, config)
+        if self.state is None:
+            raise ProtocolError(f"round {round_} cannot begin: the last one was abandoned, and nothing was restored")
+        coroutine = self.algorithm.round(wrap_state(self.state), self.shard, config)
         if not isinstance(coroutine, Coroutine):
             raise ProtocolError(f"{self.algorithm.name}: its round is {_describe(coroutine)}; must be an `async def`")
+        if self._has_large_rows:
+            self.state = None      # the round's alone: its arrays are freed as they are replaced
         with self._measure():
             return self._run(_Round(round_, coroutine), None)
 
@@ -180,7 +191,7 @@ class Block:
         finally:
             self.seconds += self._clock() - start
 
-    def _run(self, current: _Round, mixed: tuple[Array | PackedSum, ...] | None) -> Packets | None:
+    def _run(self, current: _Round, mixed: tuple[Array, ...] | None) -> Packets | None:
         """Run the coroutine up to its next packet, or to its end."""
         try:
             current.outgoing = current.coroutine.send(mixed)    # type: ignore[arg-type]  # None starts a coroutine
@@ -201,8 +212,10 @@ class Block:
         return Progress(self._round.step + 1, is_open=True)
 
     def abandon(self) -> None:
-        """Drop an open round. The state stays that of the last round's end, except that fused kernels may have
-        written into its arrays: call `restore` before the next round."""
+        """Drop an open round. The state stays that of the last round's end.
+
+        A state with wide rows belongs to its round and is dropped with it: call `restore` before the next round.
+        """
         if self._round is not None:
             self._round.coroutine.close()
             self._round = None
@@ -261,7 +274,7 @@ class Block:
     def _header(self, current: _Round, sender: int) -> Header:
         return Header(sender=sender, epoch=self.epoch, round=current.number, step=current.step)
 
-    def _mix(self, current: _Round, received: Received) -> tuple[Array | PackedSum, ...]:
+    def _mix(self, current: _Round, received: Received) -> tuple[Array, ...]:
         assert current.outgoing is not None
         plan = self._plan(current.outgoing)
         if plan.remote:
@@ -292,7 +305,7 @@ class Block:
         if not isinstance(state, self.algorithm.state):
             expected = self.algorithm.state.__name__
             raise ProtocolError(f"{name} must return a {expected}, got a {type(state).__name__}")
-        flat = flatten(state)
+        flat = flatten(state := unwrap_state(state))
         for path, array in flat.items():
             if not is_array_api_obj(array):
                 hint = f"; {array.hint}" if isinstance(array, Outgoing | Mixed) else ""
@@ -326,10 +339,21 @@ class Block:
         xs, ys = (self.device.load(np.repeat(v.reshape(1, -1), len(self.ids), axis=0)) for v in (x, y))
         return self.device.fetch(self.shard.shard.f(xs, ys)), self.device.fetch(self.shard.shard.g(xs, ys))
 
+    def sum_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        """Return the sum over this block's nodes of an oracle at a common point; not counted as oracle calls."""
+        if self._common is None:
+            self._common = CommonPoint(self._problem, self.ids)
+        return self._common.sum_oracle(oracle, x, y, v)
+
+    def errors(self) -> BlockErrors:
+        """Return the errors that the algorithm's analysis bounds."""
+        return measure_errors(self.algorithm.errors, self.state, len(self.ids), self.device.fetch)
+
     def view(self) -> BlockView:
         """Return everything that an evaluation needs of this block."""
         rows = {name: self.rows(name) for name in EVALUATED}
-        return BlockView(rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export(), self.seconds)
+        return BlockView(
+            rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export(), self.errors(), self.seconds)
 
     def first_nonfinite(self) -> str | None:
         """Return the name of the first state array that contains NaN or inf; None if there is none."""
@@ -350,10 +374,7 @@ class Block:
         return state | ledger | {"oracles": self.shard.calls.copy()}
 
     def restore(self, flat: Flat | None, epoch: int = 0) -> None:
-        """Restore a snapshot, or the start if it is None; drop an open round.
-
-        The block keeps the arrays themselves: rounds may write into them.
-        """
+        """Restore a snapshot, or the start if it is None; drop an open round. The block keeps the arrays themselves."""
         self.abandon()
         self.epoch, self.seconds = epoch, 0.0
         if flat is None:
@@ -371,7 +392,7 @@ def init_state(algorithm: Algorithm, shard: Shard, config: DataclassInstance) ->
     about = f"algorithm {algorithm.name!r}"
     if not isinstance(state, algorithm.state):
         raise InputError(f"{about}: init returns {_describe(state)}; must be a {algorithm.state.__name__}")
-    flat = flatten(state)
+    flat = flatten(state := unwrap_state(state))
     for name, value in flat.items():
         _check_rows(about, name, value, shard.nodes)
         if "float" in str(value.dtype) and value.dtype != shard.x0.dtype:      # its messages would have other sizes
@@ -403,14 +424,16 @@ def _check_rows(about: str, name: str, value: Any, nodes: int, dim: tuple[str, i
         raise InputError(f"{about}: init returns state.{name} of shape {shape} for {nodes} nodes; must be {wanted}")
 
 
-def _sum(plan: RoutePlan, message: Message | Packed, remote: Any) -> Array | PackedSum:
+def _sum(plan: RoutePlan, message: Message | Packed, remote: Any) -> Array:
     """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
     if isinstance(message, Packed):
-        return _sum_packed(plan, message, _in_node_order(plan, message.rows, remote))
+        return _sum_rows(
+            plan, _in_node_order(plan, message.rows, remote), message.dim, message.rows[0].entries.dtype)
     rows = message.values
     if can_fuse(rows):
-        return weighted_sum(plan.weights, _in_node_order(plan, list(rows), remote))
-    return plan.apply_weights(rows, remote)
+        return _sum_rows(plan, _in_node_order(plan, list(rows), remote), rows.shape[1], rows.dtype)
+    mixed: Array = wrap(plan.apply_weights(rows, remote))
+    return mixed
 
 
 def _in_node_order(plan: RoutePlan, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
@@ -420,15 +443,15 @@ def _in_node_order(plan: RoutePlan, own: Sequence[Any], remote: Sequence[Any]) -
     return rows
 
 
-def _sum_packed(plan: RoutePlan, message: Packed, rows: list[PackedRow]) -> PackedSum:
+def _sum_rows(plan: RoutePlan, rows: list[Any], dim: int, dtype: Any) -> Array:
+    """Return the sums of wide rows, which are computed together with what the algorithm adds to them."""
     w = plan.weights
-    return PackedSum(
-        tuple(
-            tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
-            for i in range(len(message.rows))
-        ),
-        message.dim,
+    terms = tuple(
+        tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
+        for i in range(w.shape[0])
     )
+    mixed: Any = wrap_sum(RowSum(terms, dim, dtype))
+    return mixed  # type: ignore[no-any-return]
 
 
 def _describe(value: Any) -> str:

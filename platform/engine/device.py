@@ -61,7 +61,7 @@ class Cpu:
         return shard
 
     def load(self, array: Array) -> Array:
-        # Arrays from Ray's object store are read-only, and rounds may write into the state.
+        # Arrays from Ray's object store are read-only, which compiled kernels take for another type.
         return array if array.flags.writeable else array.copy()
 
     def fetch(self, array: Array) -> Array:

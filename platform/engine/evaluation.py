@@ -1,12 +1,15 @@
 """Evaluate a run: the mean model, the nodes' own models, consensus, traffic and oracle calls."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from dbo.algorithms.api import Algorithm, Array
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Engine, Record
+from dbo.platform.engine.common_point import Floats, Oracle
+from dbo.platform.engine.psi import limit_products, solve_psi
 from dbo.platform.network.ledger import Ledger
 from dbo.tasks.api import Problem
 
@@ -18,8 +21,9 @@ def evaluate(
     """Return all columns of metrics.jsonl except the clocks, and the columns of nodes.jsonl.
 
     `test_*`, `upper_loss` and `lower_loss` belong to the mean model (x̄, ȳ), `node_*` to the nodes' own models.
-    `consensus_x` is the root mean square distance of the nodes' x to x̄, `hypergradient_norm` the norm of the mean
-    direction of the upper level. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
+    `consensus_x` is the root mean square distance of the nodes' x to x̄, `direction_norm` the norm of the mean
+    direction of the upper level, which need not be near ∇ψ. `consensus_*` and `compression_*` are the error terms that
+    the algorithm declares. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
     if there are any. `channels` are the bytes of all nodes by channel.
 
@@ -58,7 +62,8 @@ def evaluate(
         **(_star_metrics(ledger) if has_server else {}),
         "consensus_x": _rms(distance_x[own]),
         "consensus_y": _rms(distance_y[own]),
-        "hypergradient_norm": float(np.linalg.norm(choose(direction).astype(np.float64))),
+        "direction_norm": float(np.linalg.norm(choose(direction).astype(np.float64))),
+        **engine.errors(),
         **engine.counters(),
         **_own_metrics(of_mean, of_nodes),
         **problem.task_metrics(x_mean[0], y_mean[0]),
@@ -71,6 +76,40 @@ def _star_metrics(ledger: Ledger) -> Record:
     """Return the bytes from clients to the server and back, counted once per receiver."""
     *clients, server = ledger.received[:, 0].tolist()
     return {"bytes_up": sum(clients), "bytes_down": server, "server_bytes": sum(clients) + server}
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientMeans:
+    """Means over the clients: an engine's means count the server, whose derivatives are 0, as one more node."""
+
+    engine: Engine
+    factor: float
+
+    def mean_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        return self.factor * self.engine.mean_oracle(oracle, x, y, v)
+
+
+def evaluate_psi(engine: Engine, problem: Problem, has_server: bool = False) -> Record:
+    """Return ψ and ‖∇ψ‖ at x̄, how accurate they are, and the task's losses and accuracy at (x̄, y*(x̄)).
+
+    The solve starts from ȳ, so it depends on the state of the run alone. Values that are not finite are left out.
+    """
+    choose, nodes = _last if has_server else _mean, problem.nodes
+    x, y = (choose(_rows(engine, name)) for name in ("x", "y"))
+    oracles = _ClientMeans(engine, nodes / (nodes - 1)) if has_server else engine
+    found = solve_psi(oracles, x[0], y[0], limit_products(problem.nodes, problem.dim_y))
+    norm = float(np.linalg.norm(found.gradient))
+    if not math.isfinite(found.value + norm + found.residual):
+        return {"psi_converged": 0}
+    solution = found.y[None].astype(y.dtype)
+    accuracy = _first(problem.evaluate(x, solution).get("test_accuracy"))
+    tune = problem.tune_losses(x, solution)
+    return {
+        "psi": found.value, "psi_gradient_norm": norm, "psi_residual": found.residual,
+        "psi_converged": int(found.converged),
+        **({} if accuracy is None else {"psi_test_accuracy": accuracy}),
+        **({} if tune is None else {"psi_tune_loss": float(tune[0])}),
+    }
 
 
 def _own_metrics(of_mean: dict[str, Array], of_nodes: dict[str, Array]) -> Record:
