@@ -207,7 +207,7 @@ class WrappedProblem:
     def __init__(self, problem: Problem, nodes: int) -> None:
         self.problem = problem
         self.nodes, self.dim_x, self.dim_y = nodes, problem.dim_x, problem.dim_y
-        self.evaluate, self.describe = problem.evaluate, problem.describe
+        self.evaluate, self.evaluate_nodes, self.describe = problem.evaluate, problem.evaluate_nodes, problem.describe
         self.sample_sizes, self.tune_losses = problem.sample_sizes, problem.tune_losses
         self.task_metrics, self.penalty_solution = problem.task_metrics, problem.penalty_solution
 
