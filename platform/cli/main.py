@@ -98,6 +98,8 @@ def _run_command() -> None:
         _fail("interrupted; recorded results are kept, --resume continues the run", 1)
     except OSError as error:
         _fail(_describe_system_error(error), 1)
+    except MemoryError as error:
+        _fail(f"not enough memory{f': {error}' if str(error) else ''}", 1)
     except Exception as error:
         _fail_with_traceback(error)
 
