@@ -70,7 +70,7 @@ def plan(
     if not isinstance(section, dict):
         raise InputError(f"algorithm: {section!r} is not allowed; must be a mapping")
     Experiment(plugins=parsed.get("plugins", data.get("plugins", ())))     # registers the plugins' algorithms
-    names = list(names) or list(given) or list(_DEFAULT_ALGORITHMS)
+    names = expand_names(names) or list(given) or list(_DEFAULT_ALGORITHMS)
     _check_names(names, given, data)
     _check_parameters(parsed, names)
     experiments = [
@@ -97,10 +97,22 @@ def list_members(experiments: Sequence[Experiment]) -> list[str]:
     ]
 
 
+def expand_names(names: Sequence[str]) -> list[str]:
+    """Return the algorithms that are meant: `all`, a network (gossip, star, single) or a family stands for several."""
+    known = algorithms()
+    expanded: list[str] = []
+    for name in names:
+        several = [
+            one for one, made in known.items() if name not in known and name in ("all", made.network, made.family)
+        ]
+        expanded += [one for one in several if one not in expanded] if several else [name]
+    return expanded
+
+
 def _check_names(names: Sequence[str], given: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     known = algorithms()
     for name in names:
-        pick("--algorithms", name, known)
+        pick("--algorithms", name, [*known, "all", *_list_groups()])
     for name in given:
         pick("algorithms", name, known)
     for key in _BY_ALGORITHM:
@@ -108,6 +120,12 @@ def _check_names(names: Sequence[str], given: Mapping[str, Any], data: Mapping[s
             pick(key, name, known)
     if len(set(names)) < len(names):
         raise InputError(f"--algorithms: {','.join(names)} names an algorithm twice")
+
+
+def _list_groups() -> list[str]:
+    """Return the names of networks and families that stand for several algorithms."""
+    return list(dict.fromkeys(
+        name for kind in ("network", "family") for made in algorithms().values() if (name := getattr(made, kind))))
 
 
 def _check_parameters(overrides: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -246,6 +264,15 @@ def _hash_keys(experiments: Sequence[Experiment]) -> str:
     return hashlib.sha256("".join(experiment.run_key for experiment in experiments).encode()).hexdigest()
 
 
+def _find_traffic(experiment: Experiment, final: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the MB that a node has sent and received, the server apart, and those that passed the server."""
+    links = final.get("bytes_links")
+    if links is None:
+        return {"node_mb": None, "server_mb": None}
+    ends = 1 if experiment.parts.algorithm.network == "star" else 2     # of a link at nodes with data
+    return {"node_mb": ends * links / experiment.nodes / 1e6, "server_mb": final.get("server_bytes", 0) / 1e6}
+
+
 def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame":
     """Return a row per run: the cost of the target (empty: not reached), and its last evaluation."""
     import pandas as pd
@@ -258,6 +285,7 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
         rows.append({
             "algorithm": result.experiment.algorithm["name"],
             "seed": result.experiment.seed,
+            "network": result.experiment.parts.algorithm.network,
             "single_machine": result.experiment.parts.algorithm.network == "single",
             "status": result.status,
             **{key: final.get(key) for key in ("psi", "psi_gradient_norm", "psi_converged")},
@@ -268,6 +296,8 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
             **{key: final.get(key) for key in (
                 "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "test_loss", "upper_loss", "comm_mb",
                 "seconds")},
+            **_find_traffic(result.experiment, final),
+            **{key: final.get(key) for key in ("gradient_calls", "hvp_calls", "jvp_calls", "samples")},
             **({"psi_test_accuracy": final["psi_test_accuracy"]} if "psi_test_accuracy" in final else {}),
             **{key: final[key] for key in (*CLOSED_FORMS, target.metric) if key in final},
         })

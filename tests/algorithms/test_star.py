@@ -100,11 +100,11 @@ def test_clients_are_keyed_by_seed_and_round(lab: Any) -> None:
     """Every block draws the same clients; other rounds draw others; all of them come up."""
     problem, _ = arrange(register(), lab.quadratic(), lab.network())
     whole, one = problem.shard(range(7)), problem.shard([6])
-    drawn = [sample_clients(whole, 0.5, np.full((7, 1), t)).participants for t in range(12)]
-    assert drawn == [sample_clients(one, 0.5, np.full((1, 1), t)).participants for t in range(12)]
-    assert {len(clients) for clients in drawn} == {3}
-    assert len(set(drawn)) > 3
-    assert frozenset().union(*drawn) == frozenset(range(6))
+    chosen = [sample_clients(whole, 0.5, np.full((7, 1), t)).participants for t in range(12)]
+    assert chosen == [sample_clients(one, 0.5, np.full((1, 1), t)).participants for t in range(12)]
+    assert {len(clients) for clients in chosen} == {3}
+    assert len(set(chosen)) > 3
+    assert frozenset().union(*chosen) == frozenset(range(6))
     assert sample_clients(whole, 0.01, np.zeros((7, 1))).participants.__len__() == 1
 
 

@@ -75,13 +75,13 @@ def fedbioacc(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
     """Clients: e ← D(new) + (1 − c) (e − D(old)) after each of I steps along e; server: means of variables and e."""
     z = [s.x0[0], s.y0[0], 0 * s.y0[0]]
     e, copies, t = [0 * row for row in z], Copies(s, x=z[0], y=z[1], v=z[2]), 0
-    sizes, moved = (cfg.eta_x, cfg.eta_y, cfg.eta_v), [0 * row for row in z]
+    sizes, change = (cfg.eta_x, cfg.eta_y, cfg.eta_v), [0 * row for row in z]
     while True:
-        direction = -moved[0] / (cfg.eta_x * cfg.local_steps)
+        direction = -change[0] / (cfg.eta_x * cfg.local_steps)
         yield copies.show(x=z[0], y=z[1], v=z[2]) | {
             "direction": at_server(s, direction), "e.y": at_server(s, e[1]), "e.v": at_server(s, e[2])}
         who = present(s, cfg, t)
-        z = [row + change for row, change in zip(z, moved, strict=True)]
+        z = [row + step for row, step in zip(z, change, strict=True)]
         z[2] = clip(z[2], cfg.radius)
         copies.receive(who, x=z[0], y=z[1], v=z[2])
         at, own = ([np.tile(row, (s.nodes, 1)) for row in rows] for rows in (z, e))
@@ -92,7 +92,7 @@ def fedbioacc(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
             at = [row - size * step for row, size, step in zip(at, sizes, own, strict=True)]
             own = [new + (1 - cfg.theta) * (est - before)
                    for new, est, before in zip(soba(s, *at), own, old, strict=True)]
-        moved = [rows[who].mean(0) - row for rows, row in zip(at, z, strict=True)]
+        change = [rows[who].mean(0) - row for rows, row in zip(at, z, strict=True)]
         e = [rows[who].mean(0) for rows in own]
         t += 1
 
