@@ -94,7 +94,7 @@ class Bent:
             "c": draw((NODES, DIM_Y)), "tx": 0.4 * draw((NODES, DIM_Y, DIM_X)), "t": draw((NODES, DIM_Y)),
         }
         self.evaluate = self.task_metrics = self.penalty_solution = self.describe = None    # not needed
-        self.sample_sizes = self.tune_losses = None
+        self.sample_sizes = self.tune_losses = self.evaluate_nodes = None
 
     def shard(self, ids: Sequence[int]) -> BentShard:
         rows = np.asarray(ids, dtype=np.int64)
