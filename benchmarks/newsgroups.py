@@ -231,6 +231,11 @@ def compare_processes(chosen: argparse.Namespace) -> None:
         if chosen.against:
             git = ["git", "-C", str(ROOT), "worktree"]
             subprocess.run([*git, "add", "--quiet", "--detach", str(old), chosen.against], check=True)
+            if not (old / "dbo").exists():      # commits without a public package
+                (old / "dbo").mkdir()
+                (old / "dbo" / "__init__.py").touch()
+                for name in ("algorithms", "dashboards", "platform", "sweeps", "tasks"):
+                    (old / "dbo" / name).symlink_to(old / name)
         try:
             if chosen.against:
                 others[chosen.against] = OtherProcess(old, chosen)
