@@ -36,16 +36,18 @@ from dbo.algorithms.gossip import (
     MANY_WORDS,
     Message,
     Mixed,
+    Neighbours,
     NotRowsError,
     Outgoing,
     Packed,
     PackedRow,
     PackedSum,
     dense,
+    exchange,
     mark_kernels,
     mix,
 )
-from dbo.algorithms.protocol import Array, Shard, State, WeightedGradient
+from dbo.algorithms.protocol import Array, NetworkFacts, Shard, State, WeightedGradient
 from dbo.algorithms.registry import Algorithm, algorithm, algorithms
 from dbo.algorithms.rng import Key, counter, round_key
 from dbo.parameters import param
@@ -53,8 +55,8 @@ from dbo.parameters import param
 __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
     "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Compressor", "Grid", "Identity",
-    "Key", "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError", "Outgoing", "Packed", "PackedRow", "PackedSum",
-    "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare", "WeightedGradient", "algorithm",
-    "algorithms", "compressor", "counter", "dense", "level_tables", "level_values", "mark_kernels", "mean", "mix",
-    "param", "read_scale", "round_key", "scale_code",
+    "Key", "Lazy", "Limit", "Message", "Mixed", "Neighbours", "NetworkFacts", "Noise", "NotRowsError", "Outgoing",
+    "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare",
+    "WeightedGradient", "algorithm", "algorithms", "compressor", "counter", "dense", "exchange", "level_tables",
+    "level_values", "mark_kernels", "mean", "mix", "param", "read_scale", "round_key", "scale_code",
 ]

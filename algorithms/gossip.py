@@ -1,7 +1,9 @@
-"""Exchange rows with the neighbours: `mix`, the only awaitable of an algorithm, and the messages that it sends.
+"""Exchange rows with the neighbours: `mix` and `exchange`, the only awaitables of an algorithm, and their messages.
 
 `wy = await mix(y)` sends y to the neighbours and returns Σ_j w_ij y_j, the own rows included. `wx, ws = await mix(x=x,
-s=s)` sends several channels in one packet. The engine drives the coroutine with `.send()`; there is no event loop.
+s=s)` sends several channels in one packet. `(near,) = await exchange(y=y)` sends the same packet, and returns each
+neighbour's rows with its weight instead of their sum. The engine drives the coroutine with `.send()`; there is no event
+loop.
 """
 
 from collections.abc import Awaitable, Generator
@@ -153,16 +155,39 @@ class Mixed(_NoArithmetic, tuple[Array, ...]):
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbours:
+    """What one channel brought from each neighbour, in node order: place s of a row is its s-th neighbour.
+
+    All nodes have as many places as the network's largest degree, `shard.network.places`. Places without a neighbour
+    have weight 0 and a row of zeros.
+    """
+
+    rows: Array           # (nodes, places, dim) as each neighbour's message is decoded
+    weights: Array        # (nodes, places, 1) w_ij in the dtype of the rows
+    own_weight: Array     # (nodes, 1) w_ii
+
+    def mean(self, own: Array, near: Array) -> Array:
+        """Return w_ii own_i + Σ_j w_ij near_ij in node order of the places, for copies like `rows`."""
+        total = self.own_weight * own
+        for place in range(near.shape[1]):
+            total = total + self.weights[:, place] * near[:, place]
+        return total
+
+
+@dataclass(frozen=True, slots=True)
 class Outgoing(_NoArithmetic):
     """One packet per row: messages that travel together, by channel name."""
 
     channels: dict[str, Message | Packed]
     single: bool = False                # one array without a name: awaiting it gives one array
-    hint: ClassVar[str] = "mix(...) must be awaited: write `await mix(...)`"
+    separate: bool = False              # awaiting it gives `Neighbours` of each channel, not the sum
+    hint: ClassVar[str] = "mix(...) and exchange(...) must be awaited: write `await mix(...)`"
 
-    def __await__(self) -> Generator["Outgoing", tuple[Array, ...], Any]:
-        sums = yield self
-        return sums[0] if self.single else Mixed(sums)
+    def __await__(self) -> Generator["Outgoing", tuple[Any, ...], Any]:
+        answers = yield self
+        if self.separate:
+            return answers
+        return answers[0] if self.single else Mixed(answers)
 
     def __iter__(self) -> NoReturn:
         self._refuse()
@@ -190,9 +215,20 @@ def mix(*rows: Array | Message | Packed, **channels: Array | Message | Packed) -
     return Outgoing({name: _message(f"{name}=…", value) for name, value in channels.items()})
 
 
-def _message(argument: str, rows: Array | Message | Packed) -> Message | Packed:
+def exchange(**channels: Array | Message | Packed) -> Awaitable[tuple[Neighbours, ...]]:
+    """Send rows to the neighbours in one packet; awaiting it gives the `Neighbours` of each channel, in their order.
+
+    Packets, bytes and determinism are those of `mix`. Use it where a sum over neighbours is not enough: corrections per
+    edge, copies of neighbours, weights of one's own.
+    """
+    return Outgoing(
+        {name: _message(f"{name}=…", value, "exchange") for name, value in channels.items()}, separate=True
+    )
+
+
+def _message(argument: str, rows: Array | Message | Packed, sender: str = "mix") -> Message | Packed:
     if isinstance(rows, Message | Packed):
         return rows
     if not getattr(rows, "shape", ()):
-        raise NotRowsError(f"mix({argument}) got a {type(rows).__name__}; must be an array with a row per node")
+        raise NotRowsError(f"{sender}({argument}) got a {type(rows).__name__}; must be an array with a row per node")
     return dense(rows)

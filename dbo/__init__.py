@@ -33,6 +33,7 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.algorithms.api import algorithm as algorithm
     from dbo.algorithms.api import compressor as compressor
     from dbo.algorithms.api import counter as counter
+    from dbo.algorithms.api import exchange as exchange
     from dbo.algorithms.api import mean as mean
     from dbo.algorithms.api import mix as mix
     from dbo.algorithms.api import round_key as round_key
@@ -63,7 +64,7 @@ _PLACES = {
     "dbo.algorithms.api": (
         "AVERAGED_INVERSE", "Array", "Claim", "Compressor", "Identity", "Key", "LOCAL_INVERSE", "Limit", "MINIMISER",
         "Message", "Noise", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE", "TopK",
-        "algorithm", "compressor", "counter", "mean", "mix", "round_key",
+        "algorithm", "compressor", "counter", "exchange", "mean", "mix", "round_key",
     ),
     "dbo.platform.network.topology": ("topology",),
     "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),

@@ -13,13 +13,15 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
-from array_api_compat import is_array_api_obj
+from array_api_compat import array_namespace, device, is_array_api_obj
 
 from dbo.algorithms.api import (
     Algorithm,
     Array,
     Message,
     Mixed,
+    Neighbours,
+    NetworkFacts,
     NotRowsError,
     Outgoing,
     Packed,
@@ -128,7 +130,8 @@ class Block:
     ) -> None:
         self.algorithm, self.config, self.ids, self.epoch = algorithm, config, tuple(ids), epoch
         self.device = device or Cpu()
-        self.shard = CountingShard(self.device.place(problem.shard(self.ids)), batches)
+        placed = self.device.place(problem.shard(self.ids))
+        self.shard = CountingShard(placed, batches, network=describe_network(network))
         self._schedules = schedules or Schedules()
         own = set(self.ids)
         self.remote = tuple(sorted({j for i in self.ids for j in network.neighbours[i]} - own))
@@ -142,6 +145,7 @@ class Block:
         weights = network.weights[list(self.ids)][:, order].tocsr()
         weights.sort_indices()               # neighbour sums run in node order, whatever the packing
         self._weights, self._apply_weights = weights, self.device.mixing(weights, self._own_at, self._remote_at)
+        self._places = _list_places(network, self.ids, order)
         self._degree = network.degree[list(self.ids)]
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
@@ -188,7 +192,7 @@ class Block:
         finally:
             self.seconds += self._clock() - start
 
-    def _run(self, current: _Round, mixed: tuple[Array | PackedSum, ...] | None) -> Packets | None:
+    def _run(self, current: _Round, mixed: tuple[Array | PackedSum | Neighbours, ...] | None) -> Packets | None:
         """Run the coroutine up to its next packet, or to its end."""
         try:
             current.outgoing = current.coroutine.send(mixed)    # type: ignore[arg-type]  # None starts a coroutine
@@ -219,7 +223,7 @@ class Block:
         """Count the packets of all rows; encode those that leave the block."""
         if not isinstance(current.outgoing, Outgoing):
             kind = type(current.outgoing).__name__
-            raise ProtocolError(f"{self.algorithm.name} awaits a {kind}; only mix(...) is allowed")
+            raise ProtocolError(f"{self.algorithm.name} awaits a {kind}; only mix(...) and exchange(...) are allowed")
         channels = current.channels
         for name, message in channels.items():
             if len(message.shape) != 2 or message.shape[0] != len(self.ids):
@@ -248,13 +252,15 @@ class Block:
     def _header(self, current: _Round, sender: int) -> Header:
         return Header(sender=sender, epoch=self.epoch, round=current.number, step=current.step)
 
-    def _mix(self, current: _Round, received: Received) -> tuple[Array | PackedSum, ...]:
+    def _mix(self, current: _Round, received: Received) -> tuple[Array | PackedSum | Neighbours, ...]:
         if self.remote:
             current.expected = expect_rows(current.channels)
         packets = [self._decode(current, node, received) for node in self.remote]
         rows: Mapping[str, Any] = {name: [packet.channels[name] for packet in packets] for name in current.channels}
         if packets:
             rows = self.device.expand(rows)
+        if current.outgoing is not None and current.outgoing.separate:
+            return tuple(self._separate(message, rows[name]) for name, message in current.channels.items())
         return tuple(self._sum(message, rows[name]) for name, message in current.channels.items())
 
     def _decode(self, current: _Round, node: int, received: Received) -> Packet:
@@ -279,6 +285,22 @@ class Block:
         if can_fuse(rows):
             return weighted_sum(self._weights, self._in_node_order(list(rows), remote))
         return self._apply_weights(rows, remote)
+
+    def _separate(self, message: Message | Packed, remote: Any) -> Neighbours:
+        """Return every neighbour's row of one channel, with its weight."""
+        values: Any = message.values
+        xp = array_namespace(values)
+        received = [row.dense(message.shape[1]) if isinstance(row, PackedRow) else row for row in remote]
+        rows = self._in_node_order(list(values), received)
+        nothing = xp.zeros_like(values[0])
+        at, weights, own = self._places
+        picked = [xp.stack([nothing if k < 0 else rows[k] for k in places]) for places in at] if at.shape[1] else []
+        empty = xp.zeros((len(self.ids), 0, message.shape[1]), dtype=values.dtype, device=device(values))
+        return Neighbours(
+            xp.stack(picked) if picked else empty,
+            xp.asarray(weights, dtype=values.dtype, device=device(values)),
+            xp.asarray(own, dtype=values.dtype, device=device(values)),
+        )
 
     def _in_node_order(self, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
         rows: list[Any] = [None] * (len(own) + len(remote))
@@ -373,6 +395,23 @@ class Block:
         self.state = unflatten(self.algorithm.state, loaded)
         self.ledger.restore(_select_prefix(flat, "ledger."))
         self.shard.calls[:] = flat["oracles"]
+
+
+def describe_network(network: Network) -> NetworkFacts:
+    """Return what an algorithm may know of the network."""
+    return NetworkFacts(network.nodes, int(network.degree.max(initial=0)), network.spectral_gap)
+
+
+def _list_places(network: Network, ids: Sequence[int], order: Sequence[int]) -> tuple[Array, Array, Array]:
+    """Return (nodes, places) positions of neighbours among the rows in `order`, −1 for none; their weights; w_ii."""
+    places = int(network.degree.max(initial=0))
+    at, weights = np.full((len(ids), places), -1, dtype=np.int64), np.zeros((len(ids), places, 1))
+    own = np.array([[network.weights[i, i]] for i in ids], dtype=np.float64)
+    for row, node in enumerate(ids):
+        for place, other in enumerate(network.neighbours[node]):
+            at[row, place] = np.searchsorted(order, other)
+            weights[row, place, 0] = network.weights[node, other]
+    return at, weights, own
 
 
 def init_state(algorithm: Algorithm, shard: Shard, config: DataclassInstance) -> State:

@@ -20,7 +20,8 @@ def evaluate(
     `consensus_x` is the root mean square distance of the nodes' x to x̄, `hypergradient_norm` the norm of the mean
     direction of the upper level. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
-    if there are any. `channels` are the bytes of all nodes by channel.
+    if there are any. `public_accuracy_*` belong to (x_i, Σ_j w_ij ŷ_j) with what the neighbours have published of y,
+    for methods that keep it. `channels` are the bytes of all nodes by channel.
     """
     x, y, direction = _rows(engine, "x"), _rows(engine, "y"), _rows(engine, "direction")
     x_mean, y_mean = _mean(x), _mean(y)
@@ -55,6 +56,7 @@ def evaluate(
         **problem.task_metrics(x_mean[0], y_mean[0]),
         **_penalty_metrics(problem, algorithm, config, x_mean[0]),
         **_tune_metrics(problem, x, y),
+        **_public_metrics(problem, x, engine.rows("public_y")),
     }, nodes
 
 
@@ -69,6 +71,17 @@ def _own_metrics(of_mean: dict[str, Array], of_nodes: dict[str, Array]) -> Recor
 def first_nonfinite_metric(record: Record) -> str | None:
     """Return the name of the first metric that is not finite; None if there is none."""
     return next((name for name, v in record.items() if isinstance(v, float) and not math.isfinite(v)), None)
+
+
+def _public_metrics(problem: Problem, x: Array, public_y: Array | None) -> dict[str, float]:
+    """Return the accuracies of the models that neighbourhoods have published, if the state has them."""
+    accuracy = None if public_y is None else problem.evaluate(x, public_y).get("test_accuracy")
+    if accuracy is None:
+        return {}
+    return {
+        "public_accuracy_mean": float(np.mean(accuracy, dtype=np.float64)),
+        "public_accuracy_min": float(np.min(accuracy)),
+    }
 
 
 def _penalty_metrics(problem: Problem, algorithm: Algorithm, config: DataclassInstance, x: Array) -> dict[str, float]:

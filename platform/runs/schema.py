@@ -53,6 +53,8 @@ METRICS = {metric.name: metric for metric in (
     Metric("lower_loss", "min", "mean over nodes of g_i at the mean model"),
     Metric("node_accuracy_mean", "max", "mean over nodes of the accuracy of their own models"),
     Metric("node_accuracy_min", "max", "accuracy of the worst node's own model"),
+    Metric("public_accuracy_mean", "max", "accuracy of the nodes' published neighbourhood means, mean over nodes"),
+    Metric("public_accuracy_min", "max", "the same of the worst node"),
     Metric("bytes_broadcast", "min", "encoded bytes, each message counted once", is_cost=True),
     Metric("bytes_links", "min", "encoded bytes, each message counted once per receiver", is_cost=True),
     Metric("packets", "min", "packets of all nodes", is_cost=True),
@@ -71,7 +73,8 @@ METRICS = {metric.name: metric for metric in (
     Metric("hypergradient_error", "min", "|∇ψ| relative to its value at x = 0"),
 )}
 CLOSED_FORMS = ("solution_error", "penalty_error", "hypergradient_error")      # of tasks whose solution is known
-COLUMNS = tuple(name for name in METRICS if name not in CLOSED_FORMS)          # of every run
+PUBLIC = ("public_accuracy_mean", "public_accuracy_min")                      # of methods that keep public copies
+COLUMNS = tuple(name for name in METRICS if name not in (*CLOSED_FORMS, *PUBLIC))      # of every run
 BLOCK_SECONDS = "block_seconds"         # computing time of each block: a list in a line of metrics.jsonl, no column
 CLOCKS = ("seconds", "timestamp", BLOCK_SECONDS)        # all else is the same in every repetition of a run
 _COSTS_OF_TARGET = ("round", "bytes_links", "bytes_broadcast", "comm_mb", "paper_megabytes", "seconds")

@@ -32,6 +32,8 @@ NETWORKED = [name for name in NAMES if algorithms()[name].network != "single"]
 # The registry with its defaults, and configurations under which an algorithm is random or takes other paths.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | {
     "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.5)}),
+    "c2dfb_lead rand_k": ("c2dfb_lead", {"compressor": RandK(ratio=0.5, bits=6), "alpha": 0.5}),
+    "lean rand_k": ("lean", {"compressor": RandK(ratio=0.5, bits=6), "momentum": 0.2, "ratio_x": 0.7}),
     "c2dfb_nc rand_k": ("c2dfb_nc", {"compressor": RandK(ratio=0.5)}),
     "mdbo sampled": ("mdbo", {"neumann": "sampled"}),
     "vrdbo sampled": ("vrdbo", {"neumann": "sampled"}),
@@ -151,6 +153,8 @@ def test_mean_of_x_moves_along_the_mean_direction(lab: Any, name: str) -> None:
 STEPS: dict[str, Callable[[Any], float]] = {
     "c2dfb": lambda c: c.eta_out,
     "c2dfb_nc": lambda c: c.eta_out,
+    "c2dfb_lead": lambda c: c.eta_out,
+    "lean": lambda c: c.eta_out,
     "mdbo": lambda c: c.beta_x * c.eta,
     "vrdbo": lambda c: c.beta_x * c.eta,
     "f2ba": lambda c: c.eta_out,
@@ -188,6 +192,10 @@ def cost(packets: int, values: int, gradients: int, hvp: int = 0, jvp: int = 0) 
     }
 
 
+def kept_of(q: Any, dim: int) -> int:
+    return max(1, int(q.ratio * dim))
+
+
 def penalty_loops(c: Any, x: int, y: int) -> Counts:
     """K + 1 packets: x and its tracker once, then k values of four residuals per inner step."""
     k = max(1, int(c.compressor.ratio * y))
@@ -198,6 +206,13 @@ def penalty_loops(c: Any, x: int, y: int) -> Counts:
 COSTS: dict[str, Callable[[Any, int, int], Counts]] = {
     "c2dfb": penalty_loops,
     "c2dfb_nc": penalty_loops,
+    "c2dfb_lead": lambda c, x, y: cost(
+        c.inner_steps + 1, 2 * x + 2 * c.inner_steps * kept_of(c.compressor, y), 3 * c.inner_steps + 3
+    ),
+    "lean": lambda c, x, y: cost(
+        c.inner_steps + 1, kept_of(c.compressor, x) + 2 * c.inner_steps * kept_of(c.compressor, y),
+        3 * c.inner_steps + 3,
+    ),
     "madsbo": lambda c, x, y: cost(
         c.inner_steps + c.higp_steps, x + (c.inner_steps + 2 * c.higp_steps - 1) * y, c.inner_steps + 2, c.higp_steps, 1
     ),
@@ -482,6 +497,8 @@ def test_packets_and_penalty_must_be_functions(option: str) -> None:
 LINEAR: dict[str, dict[str, Any]] = {
     "c2dfb": {"inner_steps": 4, "eta_in": 0.3},
     "c2dfb_nc": {"inner_steps": 4, "eta_in": 0.3, "gamma_in": 0.1},
+    "c2dfb_lead": {"inner_steps": 4, "eta_in": 0.3},
+    "lean": {"inner_steps": 4, "eta_in": 0.3, "eta_out": 0.3},
     "madsbo": {"inner_steps": 4, "higp_steps": 4, "eta_x": 0.3, "eta_y": 0.3, "eta_z": 0.3},
     "madsbo_gt": {"inner_steps": 4, "higp_steps": 4, "eta_x": 0.3, "eta_y": 0.2, "eta_z": 0.2},
     "mdbo": {"beta_x": 1.0, "beta_y": 1.0, "lipschitz": 3.0},
@@ -504,6 +521,8 @@ LINEAR: dict[str, dict[str, Any]] = {
 BACKBONE: dict[str, dict[str, Any]] = {
     "c2dfb": {"eta_out": 0.1, "eta_in": 0.1},
     "c2dfb_nc": {"eta_out": 0.05, "eta_in": 0.1},
+    "c2dfb_lead": {"eta_out": 0.05, "eta_in": 0.1},
+    "lean": {"eta_out": 0.05, "eta_in": 0.1},
     "madsbo": {"eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.1},
     "madsbo_gt": {"eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.1},
     "mdbo": {"beta_x": 0.1, "beta_y": 0.3, "lipschitz": 20.0},
