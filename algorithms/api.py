@@ -32,6 +32,7 @@ from dbo.algorithms.compression.compressors import (
     compressor,
 )
 from dbo.algorithms.compression.grid import EIGHTHS, Grid, level_tables, level_values, read_scale, scale_code
+from dbo.algorithms.error_terms import ErrorTerms
 from dbo.algorithms.gossip import (
     MANY_WORDS,
     Message,
@@ -54,9 +55,9 @@ from dbo.parameters import param
 
 __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
-    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Compressor", "Grid", "Identity",
-    "Key", "Lazy", "Limit", "Message", "Mixed", "Neighbours", "NetworkFacts", "Noise", "NotRowsError", "Outgoing",
-    "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare",
-    "WeightedGradient", "algorithm", "algorithms", "compressor", "counter", "dense", "exchange", "level_tables",
-    "level_values", "mark_kernels", "mean", "mix", "param", "read_scale", "round_key", "scale_code",
+    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Compressor", "ErrorTerms", "Grid",
+    "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Neighbours", "NetworkFacts", "Noise", "NotRowsError",
+    "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK",
+    "TopShare", "WeightedGradient", "algorithm", "algorithms", "compressor", "counter", "dense", "exchange",
+    "level_tables", "level_values", "mark_kernels", "mean", "mix", "param", "read_scale", "round_key", "scale_code",
 ]

@@ -22,7 +22,7 @@ WeightedGradient: TypeAlias = Callable[[Array, Array, float, float], Array]
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """What an algorithm may know of the network: numbers that every node has been told before the start."""
+    """What an algorithm may know of the network: numbers that every node knows before the start."""
 
     nodes: int = 1
     places: int = 0                # neighbours that a node has at most: the places of `exchange`

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from dbo.algorithms.claims import Claim
+from dbo.algorithms.error_terms import ErrorTerms
 from dbo.algorithms.gossip import Outgoing
 from dbo.algorithms.protocol import Array, Shard
 from dbo.components import Registry, check_fields
@@ -50,6 +51,7 @@ class Algorithm:
     citation: str = ""                      # authors, year and where, for `dbo list`
     oracles: Oracles = ""
     paper_counts: Mapping[str, float] = field(default_factory=dict)   # Table 1's weight of a channel, where not 1
+    errors: ErrorTerms = field(default_factory=ErrorTerms)            # that evaluations record, beside those of x, y
     claim: Claim | None = None              # what `dbo verify` checks; None: it reports errors without a verdict
 
     @property
@@ -89,6 +91,7 @@ def algorithm(
     oracles: Oracles = "",
     single_machine: bool = False,
     paper_counts: Mapping[str, float] | None = None,
+    errors: ErrorTerms | None = None,
     claim: Claim | None = None,
 ) -> Callable[[Round], Algorithm]:
     """Register the decorated `async def round(state, shard, cfg)`; the first line of its docstring is the summary.
@@ -119,7 +122,8 @@ def algorithm(
         made = Algorithm(
             name=name, summary=summary, config=config, state=state, init=init, round=round_, packets=packets,
             batches=batches, penalty=penalty, network="single" if single_machine else network, family=family,
-            citation=citation, oracles=oracles, paper_counts=paper_counts or {}, claim=claim,
+            citation=citation, oracles=oracles, paper_counts=paper_counts or {},
+            errors=errors or ErrorTerms(), claim=claim,
         )
         ALGORITHMS.add(name, made, round_.__module__, qualified_name)
         return made

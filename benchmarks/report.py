@@ -56,7 +56,7 @@ def _make_metrics(rng: np.random.Generator, evaluations: int, timescale: float) 
             "upper_loss": 2.4 - accuracy, "lower_loss": 2.5 - accuracy, "node_accuracy_mean": accuracy,
             "node_accuracy_min": accuracy - 0.05, "bytes_broadcast": 12345 * t, "bytes_links": 24690 * t, "packets": t,
             "comm_mb": 0.02469 * t, "paper_megabytes": 0.01 * t, "consensus_x": 0.1 * np.exp(-t / 300) * (t > 0),
-            "consensus_y": np.exp(-t / 400) * (t > 0), "hypergradient_norm": 1 / (t + 1), "gradient_calls": 51 * t,
+            "consensus_y": np.exp(-t / 400) * (t > 0), "direction_norm": 1 / (t + 1), "gradient_calls": 51 * t,
             "hvp_calls": 7 * t, "jvp_calls": t, "timestamp": 1.7e9 + t,
         }) + "\n")
     return lines

@@ -25,9 +25,9 @@ from dbo.platform.runs.run_folder import (
     read_summary,
 )
 from dbo.platform.runs.schema import (
-    CLOSED_FORMS,
     COLUMNS,
     DEFAULT_TARGET,
+    OPTIONAL,
     STATUSES,
     Event,
     Record,
@@ -41,7 +41,7 @@ from dbo.platform.runs.seal import require_intact
 Series = NDArray[np.float64]
 
 _DEPTH = 3              # folders below the given one in which runs are searched
-_NUMERIC = (*(column for column in COLUMNS if column != "round"), *CLOSED_FORMS)
+_NUMERIC = (*(column for column in COLUMNS if column != "round"), *OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

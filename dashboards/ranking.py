@@ -58,6 +58,7 @@ TRAINING_TIME = Criterion(
 ACCURACY = Criterion(
     "node_accuracy_mean", "Final accuracy", "Highest final accuracy", "ends with the highest accuracy"
 )
+PSI = Criterion("psi", "Final ψ", "Lowest final ψ", "ends with the lowest ψ")
 LOSS = Criterion("upper_loss", "Final upper loss", "Lowest final loss", "ends with the lowest upper loss")
 
 
@@ -125,7 +126,8 @@ def select_criteria(runs: GroupedRuns) -> list[Criterion]:
     """Return the criteria for which these runs have data."""
     has_target = any(runs.has_column(setting.target.metric) for setting in runs.settings)
     final = ACCURACY if runs.has_column("node_accuracy_mean") else LOSS
-    return [ROUNDS, COMMUNICATION, TRAINING_TIME, final] if has_target else [final]
+    lead = [PSI] if runs.has_column("psi") else []
+    return [*lead, *([ROUNDS, COMMUNICATION, TRAINING_TIME, final] if has_target else [final])]
 
 
 def find_winner(runs: GroupedRuns, setting: ComparisonSetting, criterion: Criterion) -> Winner | None:
@@ -264,6 +266,8 @@ def _build_value(group: SeedGroup, criterion: Criterion, is_best: bool) -> Table
         detail = criterion.format_interval(value)
         if criterion.is_cost and group.reached_count < len(group.runs):
             detail = f"{group.reached_count} of {len(group.runs)} seeds"
+        if criterion is PSI and any(run.last_value("psi_converged") == 0 for run in group.runs):
+            detail = "; ".join(filter(None, (detail, "approximate")))
         return TableValue(criterion.format_number(value.mean), detail, is_best)
     if criterion is not ROUNDS:
         return TableValue("–")

@@ -44,7 +44,7 @@ def write_page(collection: RunCollection, out: Path) -> None:
     """Write the page about these runs, whole or not at all."""
     html = render_page(group_runs(collection))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, html, "the report")
+    write_atomically(out, html.encode("utf-8", "backslashreplace"), "the report")      # a name may be no Unicode
 
 
 def render_page(runs: GroupedRuns) -> str:
@@ -136,7 +136,15 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
     panels = "One panel per setting, all with the same axes. " if len(runs.settings) > 1 else ""
     crosses = "A cross ends a run that diverged or failed. " if any(c["failed"] for c in data["curves"]) else ""
     strip = "The strip below marks lost and replaced workers, divergence and failure. " if data["incidents"] else ""
+    has_psi = any(_has_several(curve, "psi") for curve in data["curves"])
     return [
+        section(
+            "psi", "Upper objective ψ", "curves", has_psi,
+            "ψ(x̄) = (1/m) Σ f_i(x̄, y*(x̄)), what a bilevel method minimises, and the norm of its gradient, from "
+            f"solves of the lower level. {panels}{interval if has_seeds else ''}{crosses}{strip}",
+            "ψ at the end is in the table; psi_every: 1 computes it at every evaluation.",
+            columns=list(curves.PSI_COLUMNS), log=False, x="comm_mb",
+        ),
         curve_section(
             "accuracy", "Accuracy", ["node_accuracy_mean", "test_accuracy"],
             f"Test accuracy against communication, training time or rounds. {panels}{shade}A ring marks the first "
@@ -190,6 +198,11 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
             f"It needs network.json and nodes.jsonl, and at most {MAX_NODES} nodes.",
         ),
     ]
+
+
+def _has_several(curve: curves.Curve, column: str) -> bool:
+    """Decide whether a curve has more than its end."""
+    return column in curve["y"] and sum(value is not None for value in curve["y"][column]["mean"]) > 1
 
 
 def _has_curve(all_curves: Sequence[curves.Curve], column: str, log: bool) -> bool:

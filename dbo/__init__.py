@@ -19,6 +19,7 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.algorithms.api import Array as Array
     from dbo.algorithms.api import Claim as Claim
     from dbo.algorithms.api import Compressor as Compressor
+    from dbo.algorithms.api import ErrorTerms as ErrorTerms
     from dbo.algorithms.api import Identity as Identity
     from dbo.algorithms.api import Key as Key
     from dbo.algorithms.api import Limit as Limit
@@ -62,9 +63,9 @@ _PLACES = {
     "dbo.platform.config.experiment": ("Experiment",),
     "dbo.platform.errors": ("InputError", "RunError"),
     "dbo.algorithms.api": (
-        "AVERAGED_INVERSE", "Array", "Claim", "Compressor", "Identity", "Key", "LOCAL_INVERSE", "Limit", "MINIMISER",
-        "Message", "Noise", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE", "TopK",
-        "algorithm", "compressor", "counter", "exchange", "mean", "mix", "round_key",
+        "AVERAGED_INVERSE", "Array", "Claim", "Compressor", "ErrorTerms", "Identity", "Key", "LOCAL_INVERSE", "Limit",
+        "MINIMISER", "Message", "Noise", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE",
+        "TopK", "algorithm", "compressor", "counter", "exchange", "mean", "mix", "round_key",
     ),
     "dbo.platform.network.topology": ("topology",),
     "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),

@@ -28,7 +28,8 @@ class Loaded:
     kind: str                       # run | compare | sweep
     summary: "pd.DataFrame"         # a row per run: its parameters, status and last evaluation
     history: "pd.DataFrame"         # a row per run and evaluation
-    table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; sweep: means over the seeds
+    table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; means over the seeds if several
+    pairs: "pd.DataFrame | None" = None     # compare, several seeds: paired differences, and who wins or ties
 
 
 def run(
@@ -49,20 +50,21 @@ def run(
 
 def compare(
     algorithms: Sequence[str] = (), *, file: str | Path | None = None, target: str | None = None,
-    out: str | Path | None = None, callback: "RunCallback | None" = None, allow_changed_code: bool = False,
-    **settings: Any,
+    seeds: Sequence[int] | None = None, out: str | Path | None = None, callback: "RunCallback | None" = None,
+    allow_changed_code: bool = False, **settings: Any,
 ) -> Loaded:
     """Run several algorithms on the same problem and return all of their runs.
 
     `file` is a comparison's YAML file; keywords override its keys. `target` is a metric and a level, such as
     "test_accuracy=0.7"; `table` of the result has the rounds, megabytes and seconds that each needs to reach it.
+    With several `seeds` it has means and intervals, and `pairs` the paired differences.
     Finished runs in `out` are kept, interrupted ones are resumed. Finished runs of another environment are refused
     while others are left to run, unless `allow_changed_code` is set.
     """
     from dbo.platform.runs import compare as comparing
 
     experiments, level = comparing.plan(
-        None if file is None else str(file), _format_overrides(settings), list(algorithms), target)
+        None if file is None else str(file), _format_overrides(settings), list(algorithms), target, seeds)
     folder = Path(out) if out is not None else comparing.default_folder(experiments)
     comparing.compare(experiments, level, folder, callback, allow_changed_code=allow_changed_code)
     return load(folder)
@@ -138,12 +140,20 @@ def load(folder: str | Path) -> Loaded:
         columns = {key: [value] * len(history) for key, value in facts.items()}      # a value may be a list
         histories.append(pd.concat([pd.DataFrame(columns, index=history.index), history], axis=1))
     kind = group.kind if group else "run"
-    tables = {"compare": place / "compare.csv", "sweep": place / "summary.csv"}
+    has_seeds = group is not None and "seed" in group.axes
+    tables = {"compare": "summary.csv" if has_seeds else "compare.csv", "sweep": "summary.csv"}
+    table = _read_table(place / tables[kind]) if kind in tables else None
+    pairs = _read_table(place / "pairs.csv") if kind == "compare" and has_seeds else None
+    return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table, pairs)
+
+
+def _read_table(path: Path) -> "pd.DataFrame | None":
+    import pandas as pd
+
     try:
-        table = pd.read_csv(tables[kind]) if kind in tables and tables[kind].is_file() else None
+        return pd.read_csv(path) if path.is_file() else None
     except (OSError, ValueError) as error:
-        raise InputError(f"{tables[kind]}: cannot be read: {str(error).partition(chr(10))[0]}") from None
-    return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table)
+        raise InputError(f"{path}: cannot be read: {str(error).partition(chr(10))[0]}") from None
 
 
 def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:

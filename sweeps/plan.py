@@ -22,13 +22,13 @@ from dbo.platform.config import overrides as overriding
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.validation import format_error, pick
 from dbo.platform.errors import InputError
-from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, Direction, Target, find_direction
+from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, OPTIONAL, RENAMED, Direction, Target, find_direction
 from dbo.platform.runs.targets import choose_target, list_own_metrics, read_directions
 from dbo.tasks.registry import TASKS
 
 SWEEP_FOLDERS = {"": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper")}
 MAX_CELLS = 10_000
-METRICS = tuple(c for c in COLUMNS if c not in {"round", "timestamp"})
+METRICS = tuple(c for c in (*COLUMNS, *OPTIONAL) if c not in {"round", "timestamp"})
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -169,6 +169,7 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
     file = Path(source)
     data = yaml_io.read(file)
     data.setdefault("name", file.stem)
+    data |= {key: RENAMED.get(data[key], data[key]) for key in ("metric",) if isinstance(data.get(key), str)}
     for section in ("experiment", "axes"):
         if not isinstance(data.get(section, {}), Mapping):
             raise InputError(f"{section}: {data[section]!r} is not allowed; must be a mapping")

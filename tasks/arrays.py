@@ -45,6 +45,24 @@ def convert_arrays(value: Any, asarray: Callable[[Array], Any]) -> Any:
     return value
 
 
+class DoubleCast:
+    """Copy arrays to float64, up to a number of bytes; more of them raise ValueError."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+
+    def __call__(self, array: Any) -> Any:
+        """Convert a floating array or tensor; return anything else as it is."""
+        if isinstance(array, np.ndarray):
+            double = array.astype(np.float64) if array.dtype.kind == "f" else array
+        else:
+            double = array.double() if array.is_floating_point() else array
+        self._left -= double.nbytes
+        if self._left < 0:
+            raise ValueError("the data are too large for a copy in float64")
+        return double
+
+
 def convert_fields(value: Any, asarray: Callable[[Array], Any]) -> Any:
     """Return a copy of a dataclass with `convert_arrays` applied to each of its fields."""
     names = [field.name for field in fields(value) if field.init]

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 from scipy import sparse
 
-from dbo.tasks.arrays import Array, convert_fields, hash_arrays
+from dbo.tasks.arrays import Array, DoubleCast, convert_fields, hash_arrays
 from dbo.tasks.sampling import Batches
 
 Features: TypeAlias = Array | sparse.csr_array
@@ -209,6 +209,14 @@ class Shard(ABC):
     def to(self, asarray: Callable[[Array], Any]) -> "Shard":
         """Return the same oracles with every floating array passed through `asarray`, e.g. `torch.asarray`."""
         converted: Shard = convert_fields(self, asarray)
+        return converted
+
+    def in_double(self, max_bytes: int) -> "Shard | None":
+        """Return the same oracles in float64; None if the data take more than `max_bytes`, or cannot be converted."""
+        try:
+            converted: Shard = convert_fields(self, DoubleCast(max_bytes))
+        except ValueError:
+            return None
         return converted
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dbo.tasks.arrays import Array
+from dbo.tasks.arrays import Array, DoubleCast
 from dbo.tasks.kernels.memory import Memory, remember
 from dbo.tasks.protocol import Shard
 from dbo.tasks.torch_task import Batch, TorchTask
@@ -128,6 +128,21 @@ class TorchShard(Shard):
             self, x0=x0, y0=asarray(self.y0), lower=self.lower.to(asarray), upper=self.upper.to(asarray),
             spec_x=spec_x, spec_y=spec_y,
         )
+
+    def in_double(self, max_bytes: int) -> "TorchShard | None":
+        """Return the oracles in float64; a task whose methods create float32 tensors cannot be converted."""
+        cast = DoubleCast(max_bytes)
+        spec_x, spec_y = (spec.to("cpu", torch.float64) for spec in (self.spec_x, self.spec_y))
+        try:
+            converted = replace(
+                self, x0=cast(self.x0), y0=cast(self.y0), lower=self.lower.to(cast), upper=self.upper.to(cast),
+                spec_x=spec_x, spec_y=spec_y,
+            )
+            for oracle in (converted.f, converted.g):
+                oracle(converted.x0, converted.y0)
+        except (ValueError, RuntimeError):
+            return None
+        return converted
 
     def f(self, x: Array, y: Array) -> Array:
         return self._value("upper", x, y)

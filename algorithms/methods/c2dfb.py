@@ -31,6 +31,7 @@ from dbo.algorithms.api import (
     Array,
     Claim,
     Compressor,
+    ErrorTerms,
     Key,
     Message,
     Noise,
@@ -151,6 +152,18 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     }
 
 
+# Ω of the paper's analysis: Ω₂ of the outer loop, Ω₁ … Ω₄ of each inner loop, as root mean squares over the nodes.
+ERRORS = ErrorTerms(
+    consensus=lambda st: {
+        "z": st.loop_z.d, "tracker_x": st.s, "tracker_y": st.loop_y.s, "tracker_z": st.loop_z.s,
+    },
+    compression=lambda st: {
+        "y": (st.loop_y.d, st.loop_y.d_hat), "tracker_y": (st.loop_y.s, st.loop_y.s_hat),
+        "z": (st.loop_z.d, st.loop_z.d_hat), "tracker_z": (st.loop_z.s, st.loop_z.s_hat),
+    },
+)
+
+
 def count_batches(cfg: Loops) -> int:
     """Return the batches of a round: one to refresh the trackers, one per inner step, one for the upper gradient."""
     return cfg.inner_steps + (2 if cfg.tracker == "refresh" else 1)
@@ -161,6 +174,7 @@ def count_batches(cfg: Loops) -> int:
     family="penalty", citation="Wen et al. 2024, arXiv 2410.14115", oracles="first_order",
     packets=lambda cfg: cfg.inner_steps + 1, batches=count_batches, penalty=lambda cfg: cfg.lam,
     paper_counts={"y_s": 0.0, "z_s": 0.0},   # Table 1 counts 2K of a round's 4K compressed messages
+    errors=ERRORS,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,
         steps={"inner_steps": 8, "eta_in": 0.3, "eta_out": 0.3, "gamma_in": 0.3, "gamma_out": 0.8},

@@ -17,6 +17,7 @@ from dbo.algorithms.api import (
     PENALTY,
     Array,
     Claim,
+    ErrorTerms,
     Key,
     Message,
     Noise,
@@ -121,6 +122,15 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     family="penalty", citation="Wen et al. 2024, arXiv 2410.14115 (ablation)", oracles="first_order",
     packets=lambda cfg: cfg.inner_steps + 1, batches=c2dfb.count_batches, penalty=lambda cfg: cfg.lam,
     paper_counts={"y_s": 0.0, "z_s": 0.0},
+    errors=ErrorTerms(
+        consensus=lambda st: {
+            "z": st.z, "tracker_x": st.s, "tracker_y": st.loop_y.s.v, "tracker_z": st.loop_z.s.v,
+        },
+        compression=lambda st: {
+            "y": (st.loop_y.d.v, st.loop_y.d.sent), "tracker_y": (st.loop_y.s.v, st.loop_y.s.sent),
+            "z": (st.loop_z.d.v, st.loop_z.d.sent), "tracker_z": (st.loop_z.s.v, st.loop_z.s.sent),
+        },
+    ),
     claim=Claim(
         # On identical nodes rounding errors grow 1000-fold in 50 rounds: they cause a floor after 300 rounds, not 150.
         limit=PENALTY, invariants=invariants, rounds=150, floor=("eta_in", "eta_out", "gamma_in"),

@@ -18,7 +18,20 @@ departs: one batch per round serves all directions; two would leave λ times the
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import PENALTY, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import (
+    PENALTY,
+    Array,
+    Claim,
+    ErrorTerms,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    param,
+    round_key,
+)
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
 
 
@@ -87,6 +100,9 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "dsgda_gt", config=Config, state=State, init=init,
     family="penalty", citation="Wang et al. 2024, arXiv 2410.19319", oracles="first_order",
     packets=lambda cfg: 1, batches=lambda cfg: 1, penalty=lambda cfg: cfg.lam,
+    errors=ErrorTerms(consensus=lambda st: {
+        "z": st.z, "tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_z": st.track.z,
+    }),
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=900, steps={"eta_x": 0.05, "eta_y": 0.1, "eta_z": 0.1},
         noise=Noise(scale=("eta_x", "eta_y", "eta_z"), shared=True, rounds=400),

@@ -11,7 +11,19 @@ for that change, and those of MA-DSBO.
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, round_key
+from dbo.algorithms.api import (
+    MINIMISER,
+    Array,
+    Claim,
+    ErrorTerms,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    round_key,
+)
 from dbo.algorithms.kernels.fused import gossip_in_place
 from dbo.algorithms.methods.madsbo import Config, count_batches, higp
 
@@ -49,6 +61,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     family="linear_system", citation="after Chen et al. 2023, ICML (our reading)", oracles="second_order",
     packets=lambda cfg: cfg.inner_steps + cfg.higp_steps, batches=lambda cfg: count_batches(cfg) + 1,
     paper_counts={"x": 2.0, "q0": 2.0},   # as for madsbo
+    errors=ErrorTerms(consensus=lambda st: {"tracker_y": st.s}),
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x",),
         steps={"inner_steps": 4, "higp_steps": 80, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 0.7},

@@ -21,6 +21,7 @@ from dbo.algorithms.api import (
     LOCAL_INVERSE,
     Array,
     Claim,
+    ErrorTerms,
     Noise,
     Shard,
     algorithm,
@@ -116,11 +117,15 @@ def tracking_invariants(before: State, after: State, cfg: Config) -> dict[str, A
     }
 
 
+ERRORS = ErrorTerms(consensus=lambda st: {"tracker_x": st.zf, "tracker_y": st.zg})
+
+
 @algorithm(
     "mdbo", config=Config, state=State, init=init,
     family="neumann", citation="Gao et al. 2023, AISTATS (PMLR 206)", oracles="second_order",
     packets=lambda cfg: 1, batches=count_batches,
     paper_counts={"zg": 0.0},   # Table 1 fits d_y + 2 d_x per iteration: y's tracker is not counted
+    errors=ERRORS,
     claim=Claim(
         limit=LOCAL_INVERSE, invariants=invariants, rounds=400,
         steps={"eta": 0.3, "beta_x": 0.5, "beta_y": 0.5, "alpha_x": 2.0, "alpha_y": 2.0,

@@ -14,7 +14,20 @@ from dataclasses import dataclass
 
 import array_api_compat
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import (
+    MINIMISER,
+    Array,
+    Claim,
+    ErrorTerms,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    param,
+    round_key,
+)
 from dbo.algorithms.parts.soba import Directions, directions
 
 
@@ -66,6 +79,9 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "sldbo", config=Config, state=State, init=init,
     family="soba", citation="Dong et al. 2025, Mathematics of Operations Research", oracles="second_order",
     packets=lambda cfg: 1, batches=lambda cfg: 1,
+    errors=ErrorTerms(consensus=lambda st: {
+        "v": st.v, "tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_v": st.track.v,
+    }),
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=600, steps={"eta_x": 0.08, "eta_y": 0.1, "eta_v": 0.1},
         noise=Noise(

@@ -63,6 +63,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "vrdbo", config=Config, state=State, init=init,
     family="neumann", citation="Gao et al. 2023, AISTATS (PMLR 206)", oracles="second_order",
     packets=lambda cfg: 1, batches=count_batches,
+    errors=mdbo.ERRORS,
     claim=Claim(
         limit=LOCAL_INVERSE, invariants=invariants, rounds=400,
         steps={"eta": 0.3, "beta_x": 0.5, "beta_y": 0.5, "lipschitz": 1.6, "neumann_terms": 20},

@@ -13,21 +13,24 @@ from dbo.platform.runs.statistics import mean_interval
 
 MAX_POINTS = 300
 X_COLUMNS = ("comm_mb", "seconds", "round")
+PSI_COLUMNS = ("psi", "psi_gradient_norm")          # of some evaluations only
 Y_COLUMNS = (
-    "node_accuracy_mean", "test_accuracy", "test_loss", "upper_loss", "lower_loss", "consensus_x", "consensus_y",
-    "hypergradient_norm",
+    *PSI_COLUMNS, "node_accuracy_mean", "test_accuracy", "test_loss", "upper_loss", "lower_loss", "consensus_x",
+    "consensus_y", "direction_norm",
 )
 AXIS_TITLES = {
     "comm_mb": "communication over all links (MB)", "seconds": "training time (s)", "round": "rounds",
+    "psi": "upper objective ψ(x̄)", "psi_gradient_norm": "norm of ∇ψ(x̄)",
     "node_accuracy_mean": "accuracy, mean over nodes", "test_accuracy": "accuracy, mean model",
     "test_loss": "test loss, mean model", "upper_loss": "upper loss f", "lower_loss": "lower loss g",
     "consensus_x": "consensus error of x", "consensus_y": "consensus error of y",
-    "hypergradient_norm": "norm of the mean upper direction",
+    "direction_norm": "norm of the mean upper direction",
 }
 SHORT_NAMES = {
-    "comm_mb": "MB", "seconds": "seconds", "round": "rounds", "node_accuracy_mean": "mean over nodes",
+    "comm_mb": "MB", "seconds": "seconds", "round": "rounds", "psi": "ψ", "psi_gradient_norm": "‖∇ψ‖",
+    "node_accuracy_mean": "mean over nodes",
     "test_accuracy": "mean model", "test_loss": "test loss", "upper_loss": "upper loss", "lower_loss": "lower loss",
-    "consensus_x": "of x", "consensus_y": "of y", "hypergradient_norm": "norm",
+    "consensus_x": "of x", "consensus_y": "of y", "direction_norm": "norm",
 }
 Numbers = list[float | int | None]
 
@@ -70,6 +73,8 @@ def _build_mean_curve(grouped: GroupedRuns, group: SeedGroup, runs: Sequence[Run
     reached = _find_target_point(group, runs)
     rounds = runs[0].columns["round"][positions[0]]
     keep = [int(np.argmin(np.abs(rounds - reached["round"])))] if reached and len(rounds) else []
+    with_psi = np.flatnonzero(np.isfinite(runs[0].columns["psi"][positions[0]]))
+    keep += with_psi[thin_indices(len(with_psi), MAX_POINTS // 2)].tolist()
     chosen = thin_indices(len(rounds), MAX_POINTS, keep)
 
     def stack(column: str) -> Series:

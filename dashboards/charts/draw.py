@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dbo.dashboards.charts import nodes
-from dbo.dashboards.charts.curves import AXIS_TITLES, Curve, build_curves, list_incidents, mean_spectral_gap
+from dbo.dashboards.charts.curves import (
+    AXIS_TITLES,
+    PSI_COLUMNS,
+    Curve,
+    build_curves,
+    list_incidents,
+    mean_spectral_gap,
+)
 from dbo.dashboards.charts.replay import build_replay_panels, draw_map, draw_times
 from dbo.dashboards.charts.sensitivity import SensitivityPanel, build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns
@@ -41,6 +48,12 @@ def create_figure(
         left / width, bottom / height, 1 - right / width, 1 - top / height, gaps[0] / across, gaps[1] / down
     )
     return figure, axes
+
+
+def _draw_psi(runs: GroupedRuns) -> NamedFigures:
+    for column, name in zip(PSI_COLUMNS, ("psi", "psi-gradient"), strict=True):
+        for x, axis in (("comm_mb", "mb"), ("round", "rounds")):
+            yield from _draw_curve_panels(runs, f"{name}-{axis}", x, column)
 
 
 def _draw_accuracy(runs: GroupedRuns) -> NamedFigures:
@@ -302,7 +315,8 @@ def _to_array(values: Sequence[float | None]) -> Series:
 
 
 DRAWERS: dict[str, Callable[[GroupedRuns], NamedFigures]] = {
-    "accuracy": _draw_accuracy, "loss": _draw_loss, "sensitivity": _draw_sensitivity, "consensus": _draw_consensus,
+    "psi": _draw_psi, "accuracy": _draw_accuracy, "loss": _draw_loss,
+    "sensitivity": _draw_sensitivity, "consensus": _draw_consensus,
     "channels": lambda runs: _draw_bars(nodes.stack_channels(runs), "channels", "MB broadcast"),
     "oracles": lambda runs: _draw_bars(nodes.stack_oracle_calls(runs), "oracles", "oracle calls per node"),
     "nodes": _draw_heatmap, "topology": _draw_topology, "replay": _draw_replay,

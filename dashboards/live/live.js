@@ -10,7 +10,7 @@ const X_AXES = {round: "rounds", comm_mb: "MB", seconds: "seconds"};
 const METRICS = {
   "accuracy-metric": {test_accuracy: "mean model", node_accuracy_mean: "mean over nodes", node_accuracy_min: "worst node"},
   "loss-metric": {test_loss: "test loss", upper_loss: "upper loss", lower_loss: "lower loss"},
-  "consensus-metric": {consensus_x: "consensus error of x", consensus_y: "consensus error of y", hypergradient_norm: "norm of the mean direction"},
+  "consensus-metric": {consensus_x: "consensus error of x", consensus_y: "consensus error of y", direction_norm: "norm of the mean direction"},
 };
 const known = {boot: "", count: 0, runs: new Map(), order: [], columns: []};
 let chosenId = null, scrolledId = null, chosenByUser = false, lossByUser = false, xAxis = "round", clockOffset = 0;

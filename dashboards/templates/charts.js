@@ -70,7 +70,7 @@ const visibleCurves = y => DATA.curves.filter(c => c.y[y] && !hidden.has(c.algor
 /** Keep the points that log axes can show. */
 function selectPoints(curve, state, log) {
   const {x, y, scale} = state, values = curve.y[y], xs = curve.x[x];
-  const keep = [...xs.keys()].filter(i => (scale !== "log" || xs[i] > 0) && (!log || values.mean[i] > 0));
+  const keep = [...xs.keys()].filter(i => (scale !== "log" || xs[i] > 0) && (log ? values.mean[i] > 0 : values.mean[i] != null));
   const pick = list => list && keep.map(i => list[i]);
   return {...curve, xs: pick(xs), mean: pick(values.mean), low: pick(values.low), high: pick(values.high)};
 }

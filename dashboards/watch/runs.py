@@ -28,7 +28,7 @@ from dbo.platform.runs.schema import Event, Group, Record
 
 SHOWN = (
     "round", "seconds", "comm_mb", "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "test_loss",
-    "upper_loss", "lower_loss", "consensus_x", "consensus_y", "hypergradient_norm",
+    "upper_loss", "lower_loss", "consensus_x", "consensus_y", "direction_norm",
 )
 MAX_RUNS = 500
 _MAX_POINTS = 40_000         # of all curves together, so that a page with many runs stays fast

@@ -1,6 +1,7 @@
 """`dbo compare`: run several algorithms on one problem and show what each needs to reach a target."""
 
 import re
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # Column heading: (column of the comparison table, number format).
 _COST = {"rounds": ("rounds_to_target", ".0f"), "MB": ("mb_to_target", ".2f"), "seconds": ("seconds_to_target", ".2f")}
+_PSI = {"ψ": ("psi", ".4g")}
 _ACCURACIES = {
     "accuracy": ("test_accuracy", ".4f"), "nodes": ("node_accuracy_mean", ".4f"), "worst": ("node_accuracy_min", ".4f"),
 }
@@ -45,6 +47,9 @@ def compare_algorithms(
         "--algorithms", metavar="A,B,...", help="Algorithms to compare; `dbo list algorithms` shows them.")] = None,
     target: Annotated[str | None, typer.Option(
         "--target", metavar="METRIC=LEVEL", help="Target whose cost is measured, e.g. test_accuracy=0.7.")] = None,
+    seeds: Annotated[str | None, typer.Option(
+        "--seeds", metavar="0,1,...", help="Repeat every algorithm with these seeds; report means and differences.",
+    )] = None,
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", help="Folder for all runs; default: a folder below runs/.")] = None,
     allow_changed_code: KeepOtherEnvironment = False,
@@ -52,7 +57,8 @@ def compare_algorithms(
 ) -> None:
     """Compare algorithms: rounds, MB and seconds to a target.
 
-    All algorithms run on the same problem. Run the same command again to resume an interrupted comparison.
+    All algorithms run on the same problem, with the same seeds. Run the same command again to resume an interrupted
+    comparison.
     """
     file, overrides = split_arguments(arguments)
     names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
@@ -64,19 +70,19 @@ def compare_algorithms(
     from dbo.platform.runs import compare
     from dbo.platform.tracking.process import follow_in_background
 
-    experiments, level = compare.plan(file, overrides, names, target)
+    experiments, level = compare.plan(file, overrides, names, target, _parse_seeds(seeds))
     folder = out or compare.default_folder(experiments)
     tracking = experiments[0].tracking
     with follow_in_background(folder, tracking.uri, tracking.experiment, warn):
         if not quiet:
-            _show_problem(experiments[0])
+            _show_problem(experiments)
         with nullcontext() if quiet else ProgressDisplay(console) as display:
             results = compare.compare(experiments, level, folder, display, typed_command(), allow_changed_code)
         table = compare.comparison_table(results, level)
         if quiet:
             print_line(f"{_describe_comparison(table, str(level))}; folder: {folder}")
         else:
-            show_comparison(table, str(level))
+            (show_seeds if table["seed"].nunique() > 1 else show_comparison)(table, str(level))
             print_line(f"folder: {folder}")
         write_outputs("compare", folder, quiet)
     unfinished = [result for result in results if result.status != "finished"]
@@ -89,7 +95,8 @@ def _describe_end(result: "Result") -> str:
     from dbo.platform.config.value_sources import explain_divergence
 
     hint = f" ({explain_divergence(result.experiment)})" if result.status == "diverged" else ""
-    return f"{result.experiment.algorithm['name']} {result.status}{hint}"
+    name = f"{result.experiment.algorithm['name']} (seed {result.experiment.seed})"
+    return f"{name} {result.status}{hint}"
 
 
 def _describe_comparison(rows: "pd.DataFrame", target: str) -> str:
@@ -102,13 +109,25 @@ def _describe_comparison(rows: "pd.DataFrame", target: str) -> str:
     return f"{target}: {'; '.join(costs)}"
 
 
-def _show_problem(experiment: "Experiment") -> None:
-    """Print task, network and partition in one line."""
+def _parse_seeds(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds: {text!r} is not allowed; must be whole numbers, e.g. 0,1,2") from None
+
+
+def _show_problem(experiments: "Sequence[Experiment]") -> None:
+    """Print task, network, partition and seeds in one line."""
+    experiment = experiments[0]
+    seeds = list(dict.fromkeys(str(one.seed) for one in experiments))
     partition = experiment.partition
     parameters = ", ".join(f"{key} = {value}" for key, value in partition.items() if key != "name")
+    which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
     console.print(
         f"{experiment.task['name']} {experiment.task.get('dataset', '')} · {experiment.nodes} nodes · "
-        f"{experiment.topology['name']} · {partition['name']} {parameters} · seed {experiment.seed}", highlight=False,
+        f"{experiment.topology['name']} · {partition['name']} {parameters} · {which}", highlight=False,
     )
 
 
@@ -120,22 +139,100 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
     if metric in rows and metric not in {column for column, _ in final.values()}:
         final = {metric: (metric, ".4g"), **final}
     meaning = "accuracy of the mean model, mean over nodes, worst node" if has_accuracy else "values of the mean model"
-    print_line(f"cost of reaching {target}, then final {meaning}")
+    lead = _PSI if "psi" in rows and rows["psi"].notna().any() else {}
+    final = {name: found for name, found in final.items() if not lead or name != "loss"}     # ψ says more
+    about = "final ψ at the mean x, " if lead else ""
+    print_line(f"{about}cost of reaching {target}, then final {meaning}")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("algorithm", overflow="fold")
-    for name in (*_COST, *final, "total MB"):
+    for name in (*lead, *_COST, *final, "total MB"):
         table.add_column(name, justify="right", no_wrap=True)           # a truncated number would be wrong
     for row in rows.to_dict("records"):
         status = "" if row["status"] == "finished" else f" ({row['status']})"
         rounds, *cost = (_format_number(row[key], form) for key, form in _COST.values())
         table.add_row(
-            f"{row['algorithm']}{status}{'*' if row['single_machine'] else ''}", rounds.replace("–", "not reached"),
+            f"{row['algorithm']}{status}{'*' if row['single_machine'] else ''}",
+            *(_mark_approximate(_format_number(row[key], form), row) for key, form in lead.values()),
+            rounds.replace("–", "not reached"),
             *cost, *(_format_number(row[key], form) for key, form in final.values()),
             _format_number(row["comm_mb"], ".2f"),
         )
     console.print(table)
     if rows["single_machine"].any():
         console.print("* reference on one machine that holds all data: sends nothing", highlight=False)
+
+
+_SEED_COLUMNS = {       # narrow enough for intervals in 80 columns
+    "ψ": ("psi", ".3g"), **_COST, "accuracy": ("test_accuracy", ".3f"), "nodes": ("node_accuracy_mean", ".3f"),
+    "from x*": ("solution_error", ".2g"), "from x*_λ": ("penalty_error", ".2g"),
+}
+
+
+def show_seeds(runs: "pd.DataFrame", target: str) -> None:
+    """Print means over seeds with their intervals, and by each measure who wins or ties."""
+    from dbo.platform.runs.seed_tables import build_seed_table
+
+    rows = build_seed_table(runs)
+    shown = {name: found for name, found in _SEED_COLUMNS.items() if found[0] in rows}
+    about = "final ψ at the mean x, " if "psi" in rows else ""
+    meaning = "final accuracy of the mean model, mean over nodes" if "test_accuracy" in rows else "final values"
+    print_line(f"{about}cost of reaching {target}, {meaning}")
+    print_line(f"mean over {runs['seed'].nunique()} seeds, below it the 95 % interval; summary.csv has more measures")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("algorithm", overflow="fold")
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows.to_dict("records"):
+        missing = f" ({row['finished']} of {row['seeds']} finished)" if row["finished"] < row["seeds"] else ""
+        cells = [_format_estimate(row, key, form) for key, form in shown.values()]
+        if "rounds" in shown and row["reached"] < row["seeds"]:
+            at = list(shown).index("rounds")
+            cells[at] = f"{cells[at]}\n{row['reached']} of {row['seeds']} seeds" if row["reached"] else "not reached"
+        table.add_row(f"{row['algorithm']}{missing}{'*' if row['single_machine'] else ''}", *cells)
+    console.print(table)
+    if rows["single_machine"].any():
+        console.print("* reference on one machine that holds all data: sends nothing", highlight=False)
+    _show_verdicts(runs)
+
+
+def _format_estimate(row: Mapping[Hashable, Any], key: str, form: str) -> str:
+    text = _format_number(row[key], form)
+    if key == "psi" and row.get("psi_converged") == 0:
+        text = f"≈{text}"
+    low, high = row[f"{key}_low"], row[f"{key}_high"]
+    if low is None or low != low:
+        return text
+    return f"{text}\n{_format_number(low, form)}–{_format_number(high, form)}"
+
+
+_VERDICTS = {
+    "psi": "lowest ψ", "mb_to_target": "fewest MB to the target", "seconds_to_target": "least time to the target",
+    "node_accuracy_mean": "highest accuracy, mean over nodes", "solution_error": "nearest to x*",
+}
+
+
+def _show_verdicts(runs: "pd.DataFrame") -> None:
+    """Print by each measure the best algorithm, or those that tie, and the paired differences of all others."""
+    from dbo.platform.runs.seed_tables import find_verdict
+
+    runs = runs[~runs["single_machine"]]
+    if runs["algorithm"].nunique() < 2:
+        return
+    print_line("paired differences to the best, with their 95 % intervals and the p-value of a paired t-test:")
+    for measure, title in _VERDICTS.items():
+        verdict = find_verdict(runs, measure) if measure in runs else None
+        if verdict is None:
+            continue
+        names = " and ".join([verdict.best, *verdict.tied])
+        print_line(f"{title}: {names}{' tie' if verdict.tied else ''}")
+        for name, found in verdict.others:
+            interval = "" if found.low is None else f" [{found.low:+.3g}, {found.high:+.3g}], p = {found.p_value:.2g}"
+            print_line(f"    {name} − {verdict.best}: {found.mean:+.3g}{interval}")
+
+
+def _mark_approximate(text: str, row: Mapping[Hashable, Any]) -> str:
+    """Mark a value of ψ whose solve has missed its tolerance."""
+    return f"≈{text}" if row["psi_converged"] == 0 and text != "–" else text
 
 
 def _format_number(value: Any, form: str) -> str:

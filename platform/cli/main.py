@@ -13,6 +13,7 @@ from dbo.platform.cli.check import check_runs
 from dbo.platform.cli.compare import compare_algorithms
 from dbo.platform.cli.console import console
 from dbo.platform.cli.doctor import check_machine
+from dbo.platform.cli.jobs import show_jobs
 from dbo.platform.cli.listing import list_components
 from dbo.platform.cli.replay import replay_runs
 from dbo.platform.cli.report import write_report
@@ -47,6 +48,7 @@ app.command("list")(list_components)
 app.command("verify")(verify_components)
 app.command("sync")(sync_runs)
 app.command("submit")(submit_job)
+app.command("jobs")(show_jobs)
 app.command("supervise", context_settings={"allow_extra_args": True, "ignore_unknown_options": True,
                                            "allow_interspersed_args": False})(supervise_command)
 app.command("doctor")(check_machine)

@@ -34,6 +34,9 @@ NUMERICS = (
     "dbo.platform.engine.shard_wrappers",   # pooled data of single-machine methods, oracle calls in the metrics
     "dbo.platform.engine.state_tree",       # when a state counts as diverged, how a checkpoint becomes a state
     "dbo.platform.engine.evaluation",       # metrics
+    "dbo.platform.engine.psi",              # the same: ψ and its gradient
+    "dbo.platform.engine.common_point",     # the same: oracles in float64
+    "dbo.platform.engine.error_terms",      # the same: errors of an algorithm's analysis
     "dbo.platform.runs.preparation",        # seeds of data and graph
 )
 _FOLLOWED = ("dbo.algorithms", "dbo.tasks", "dbo.parameters")

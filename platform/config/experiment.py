@@ -20,6 +20,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from dbo.algorithms.api import COMPRESSORS
 from dbo.algorithms.registry import Algorithm, algorithms
@@ -76,6 +77,18 @@ class BatchSize(BaseModel):
     upper: int | None = Field(None, ge=1, description="validation samples; null: all")
 
 
+class Until(BaseModel):
+    """What ends a run before its last round."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    target: str | None = Field(None, description="metric=level, e.g. test_accuracy=0.7")
+    rounds: int | None = Field(None, ge=1, description="rounds done")
+    bytes: Annotated[int | float, Field(gt=0)] | None = Field(None, description="bytes over all links (bytes_links)")
+    seconds: Annotated[int | float, Field(gt=0)] | None = Field(
+        None, description="training time; where the run ends is then not reproducible")
+
+
 class Experiment(BaseModel):
     """All settings of a run. Every key has a default; sections name a component and its parameters."""
 
@@ -85,6 +98,8 @@ class Experiment(BaseModel):
     seed: int = Field(0, ge=0, lt=2**31, description="seed of split, partition, graph, start and random draws")
     nodes: int = Field(10, ge=1, le=100_000, description="m, nodes in the network")
     rounds: int = Field(50, ge=1, description="outer rounds to run")
+    until: Until | None = Field(
+        None, description="end at the first evaluation at which one holds: {target, rounds, bytes, seconds}")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     dtype: Literal["float32", "float64"] = Field("float32", description="of all variables and messages")
@@ -95,6 +110,8 @@ class Experiment(BaseModel):
         "independent", description="draw every batch anew, or use all samples before one is repeated")
     tune_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of the validation samples that is held out for tuning; dbo tune sets it")
+    psi_every: int | str | None = Field(
+        "end", description="evaluations between solves for ψ and ‖∇ψ‖: a number, end (only at the end), null (never)")
     start: str | None = Field(None, description="run folder or model file whose x and y the run starts from")
     task: Section = Field({"name": "coefficient_tuning"}, description="the problem and its data set")
     algorithm: Section = Field({"name": "c2dfb"}, description="the method; missing parameters: preset, then default")
@@ -105,6 +122,13 @@ class Experiment(BaseModel):
     data_dir: str | None = Field(None, description="folder of downloaded data; null: the loaders' own cache")
     presets: str | None = Field(None, description="file of step sizes that dbo tune has written; null: shipped ones")
     plugins: tuple[str, ...] = Field((), description="Python files or modules with further components")
+
+    @field_validator("psi_every", mode="before")
+    @classmethod
+    def _check_psi_every(cls, value: Any) -> Any:
+        if value is None or value == "end" or (type(value) is int and value >= 0):
+            return value
+        raise PydanticCustomError("psi_every", "must be a whole number ≥ 0, end or null")
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -148,6 +172,7 @@ class Experiment(BaseModel):
         for name, section in sections.items():
             object.__setattr__(made, name, section)
         object.__setattr__(made, "batch_size", _resolve_batch_size(made.batch_size))
+        object.__setattr__(made, "psi_every", _resolve_psi_every(made.psi_every, task["name"]))
         made._given = dict(data) if isinstance(data, Mapping) else {}
         try:
             _ = made.parts    # an error that only shows when a component is built is an input error too
@@ -209,14 +234,15 @@ class Experiment(BaseModel):
         """
         return _hash(self._identity)
 
-    def key_with(self, rounds: int) -> str:
-        """Return the run key of the same experiment with another number of rounds."""
-        return _hash({**self._identity, "rounds": rounds})
+    def key_with(self, rounds: int, until: Mapping[str, Any] | None) -> str:
+        """Return the run key of the same experiment with another end."""
+        identity = {key: value for key, value in self._identity.items() if key != "until"}
+        return _hash({**identity, "rounds": rounds, **({"until": dict(until)} if until else {})})
 
     @cached_property
     def trajectory_key(self) -> str:
-        """The run key without the number of rounds: a longer run has the same one, and can extend a shorter run."""
-        return _hash({key: value for key, value in self._identity.items() if key != "rounds"})
+        """The run key without its end: a longer run has the same one, and can extend a shorter run."""
+        return _hash({key: value for key, value in self._identity.items() if key not in ("rounds", "until")})
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
@@ -240,6 +266,8 @@ class Experiment(BaseModel):
             identity["start"] = models.hash_start(self.start)
         if not self.tune_fraction:
             identity.pop("tune_fraction")
+        if self.until is None:
+            identity.pop("until")
         if self.batch_size is None:      # how batches are drawn does not matter without batches
             for key in ("batch_size", "batch_per", "batch_order"):
                 identity.pop(key)
@@ -297,6 +325,16 @@ def _resolve_batch_size(size: Any) -> BatchSize | None:
     if isinstance(size, int):
         return BatchSize(lower=size, upper=size)
     return None if size is None or (size.lower is None and size.upper is None) else size
+
+
+def _resolve_psi_every(every: int | str | None, task: str) -> int | str | None:
+    """Return None for 0, and for a task whose y*(x) need not exist."""
+    if TASKS[task].strongly_convex:
+        return every or None
+    if isinstance(every, int) and every:
+        raise InputError(
+            f"psi_every: {every} is not allowed; {task} does not declare strongly_convex = True, which ψ needs")
+    return None
 
 
 def _resolve_algorithm(section: Section, task: Section, file: str | None) -> Section:

@@ -161,7 +161,8 @@ def _inner(model: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
     """Return the model of a section of `model`."""
     for part in path:
         inner: Any = model.model_fields[part].annotation
-        model = inner
+        sections = [one for one in get_args(inner) if isinstance(one, type) and issubclass(one, BaseModel)]
+        model = sections[0] if sections else inner          # of `Section | None`
     return model
 
 

@@ -11,6 +11,7 @@ from dbo.algorithms.api import Algorithm, Array
 from dbo.platform.config.plugins import ShippedPlugin
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
+from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.topology import Network
@@ -51,6 +52,12 @@ def gather_rows(blocks: Blocks, parts: Iterable[Array]) -> Array:
     return rows
 
 
+def mean_of_sums(blocks: Blocks, sums: Iterable[Floats]) -> Floats:
+    """Return the mean over all nodes from the blocks' sums over their own."""
+    first, *others = sums
+    return np.asarray(sum(others, first) / sum(map(len, blocks)), dtype=np.float64)
+
+
 def max_counts(blocks: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the maximum of each count over all blocks."""
     counts = list(blocks)
@@ -73,6 +80,12 @@ class Engine(Protocol):
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
         """Return (nodes,) f_i and g_i of all nodes at one common point."""
+
+    def mean_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        """Return the mean over nodes of an oracle at a common point (x, y), in float64; v: the factor of a product."""
+
+    def errors(self) -> dict[str, float]:
+        """Return the errors that the algorithm's analysis bounds: root mean squares over the nodes."""
 
     def first_nonfinite(self) -> str | None:
         """Return the name of the first state array that contains NaN or inf; None if there is none."""

@@ -35,7 +35,9 @@ from dbo.platform.config.plugins import locate_error
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Blocks
+from dbo.platform.engine.common_point import CommonPoint, Floats, Oracle
 from dbo.platform.engine.device import Cpu, Device
+from dbo.platform.engine.error_terms import BlockErrors, measure_errors
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten
 from dbo.platform.errors import InputError, RunError
@@ -64,6 +66,7 @@ class BlockView:
     first_nonfinite: str | None
     counters: dict[str, int]
     ledger: Flat
+    errors: BlockErrors
     seconds: float                  # of computing since the start or the last `restore`
 
 
@@ -149,6 +152,8 @@ class Block:
         self._degree = network.degree[list(self.ids)]
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
+        self._problem = problem
+        self._common: CommonPoint | None = None
         # Processor time: other processes may use the cores meanwhile. A GPU works beside the processor.
         self._clock = time.process_time if isinstance(self.device, Cpu) else time.perf_counter
         self._start()
@@ -169,6 +174,7 @@ class Block:
         """Start a round; return the first packets to other blocks, or None if the algorithm sends nothing at all."""
         if self._round is not None:
             raise ProtocolError(f"round {round_} cannot begin: round {self._round.number} is open")
+        self._common = None                  # it may take as much memory as the data
         config = self._schedules.apply(self.config, round_)
         coroutine = self.algorithm.round(self.state, self.shard, config)
         if not isinstance(coroutine, Coroutine):
@@ -358,10 +364,21 @@ class Block:
         xs, ys = (self.device.load(np.repeat(v.reshape(1, -1), len(self.ids), axis=0)) for v in (x, y))
         return self.device.fetch(self.shard.shard.f(xs, ys)), self.device.fetch(self.shard.shard.g(xs, ys))
 
+    def sum_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        """Return the sum over this block's nodes of an oracle at a common point; not counted as oracle calls."""
+        if self._common is None:
+            self._common = CommonPoint(self._problem, self.ids)
+        return self._common.sum_oracle(oracle, x, y, v)
+
+    def errors(self) -> BlockErrors:
+        """Return the errors that the algorithm's analysis bounds."""
+        return measure_errors(self.algorithm.errors, self.state, len(self.ids), self.device.fetch)
+
     def view(self) -> BlockView:
         """Return everything that an evaluation needs of this block."""
         rows = {name: self.rows(name) for name in EVALUATED}
-        return BlockView(rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export(), self.seconds)
+        return BlockView(
+            rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export(), self.errors(), self.seconds)
 
     def first_nonfinite(self) -> str | None:
         """Return the name of the first state array that contains NaN or inf; None if there is none."""

@@ -7,6 +7,7 @@ import numpy as np
 from dbo.algorithms.api import Algorithm, Array
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Engine, Record
+from dbo.platform.engine.psi import limit_products, solve_psi
 from dbo.tasks.api import Problem
 
 
@@ -17,8 +18,9 @@ def evaluate(
     """Return all columns of metrics.jsonl except the clocks, and the columns of nodes.jsonl.
 
     `test_*`, `upper_loss` and `lower_loss` belong to the mean model (x̄, ȳ), `node_*` to the nodes' own models.
-    `consensus_x` is the root mean square distance of the nodes' x to x̄, `hypergradient_norm` the norm of the mean
-    direction of the upper level. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
+    `consensus_x` is the root mean square distance of the nodes' x to x̄, `direction_norm` the norm of the mean
+    direction of the upper level, which need not be near ∇ψ. `consensus_*` and `compression_*` are the error terms that
+    the algorithm declares. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
     if there are any. `public_accuracy_*` belong to (x_i, Σ_j w_ij ŷ_j) with what the neighbours have published of y,
     for methods that keep it. `channels` are the bytes of all nodes by channel.
@@ -50,7 +52,8 @@ def evaluate(
         "paper_megabytes": ledger.paper_megabytes(algorithm.paper_counts),
         "consensus_x": _rms(distance_x),
         "consensus_y": _rms(distance_y),
-        "hypergradient_norm": float(np.linalg.norm(_mean(direction).astype(np.float64))),
+        "direction_norm": float(np.linalg.norm(_mean(direction).astype(np.float64))),
+        **engine.errors(),
         **engine.counters(),
         **_own_metrics(of_mean, of_nodes),
         **problem.task_metrics(x_mean[0], y_mean[0]),
@@ -58,6 +61,27 @@ def evaluate(
         **_tune_metrics(problem, x, y),
         **_public_metrics(problem, x, engine.rows("public_y")),
     }, nodes
+
+
+def evaluate_psi(engine: Engine, problem: Problem) -> Record:
+    """Return ψ and ‖∇ψ‖ at x̄, how accurate they are, and the task's losses and accuracy at (x̄, y*(x̄)).
+
+    The solve starts from ȳ, so it depends on the state of the run alone. Values that are not finite are left out.
+    """
+    x, y = (_mean(_rows(engine, name)) for name in ("x", "y"))
+    found = solve_psi(engine, x[0], y[0], limit_products(problem.nodes, problem.dim_y))
+    norm = float(np.linalg.norm(found.gradient))
+    if not math.isfinite(found.value + norm + found.residual):
+        return {"psi_converged": 0}
+    solution = found.y[None].astype(y.dtype)
+    accuracy = _first(problem.evaluate(x, solution).get("test_accuracy"))
+    tune = problem.tune_losses(x, solution)
+    return {
+        "psi": found.value, "psi_gradient_norm": norm, "psi_residual": found.residual,
+        "psi_converged": int(found.converged),
+        **({} if accuracy is None else {"psi_test_accuracy": accuracy}),
+        **({} if tune is None else {"psi_tune_loss": float(tune[0])}),
+    }
 
 
 def _own_metrics(of_mean: dict[str, Array], of_nodes: dict[str, Array]) -> Record:

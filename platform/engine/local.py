@@ -12,9 +12,11 @@ from threadpoolctl import ThreadpoolController
 from dbo.algorithms.api import Algorithm, Array
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
-from dbo.platform.engine.base import Blocks, gather_rows, max_counts
+from dbo.platform.engine.base import Blocks, gather_rows, max_counts, mean_of_sums
 from dbo.platform.engine.block import Block, Packets, is_round_open
+from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.device import numeric_context, open_device
+from dbo.platform.engine.error_terms import merge_errors
 from dbo.platform.engine.state_tree import Flat, chunk_names
 from dbo.platform.network.ledger import Ledger
 from dbo.platform.network.topology import Network
@@ -70,6 +72,13 @@ class LocalEngine:
         with numeric_context(self._pools, self._threads):
             f, g = zip(*(block.losses(x, y) for block in self.local_blocks), strict=True)
         return gather_rows(self.blocks, f), gather_rows(self.blocks, g)
+
+    def mean_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        with numeric_context(self._pools, self._threads):
+            return mean_of_sums(self.blocks, [block.sum_oracle(oracle, x, y, v) for block in self.local_blocks])
+
+    def errors(self) -> dict[str, float]:
+        return merge_errors([block.errors() for block in self.local_blocks])
 
     def first_nonfinite(self) -> str | None:
         return next((name for block in self.local_blocks if (name := block.first_nonfinite())), None)

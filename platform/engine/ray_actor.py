@@ -21,6 +21,7 @@ from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.plugins import ShippedPlugin, receive
 from dbo.platform.engine.block import Block, BlockView, Packets, Progress
+from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.device import numeric_context, select_device, trim_memory
 from dbo.platform.engine.heartbeat import Place
 from dbo.platform.engine.peer_sockets import NeighbourLost, PeerSockets
@@ -245,6 +246,10 @@ class BlockActor:
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
         """Return f_i and g_i of the block's nodes at one common point."""
         return self._guard("losses", lambda: self.block.losses(x, y))
+
+    def sum_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        """Return the sum over the block's nodes of an oracle at one common point."""
+        return self._guard("evaluation", lambda: self.block.sum_oracle(oracle, x, y, v))
 
     def view(self) -> BlockView:
         """Return everything that an evaluation needs of the block."""

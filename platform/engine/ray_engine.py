@@ -22,9 +22,11 @@ from typing import Any, TypeVar
 from dbo.algorithms.api import Array
 from dbo.algorithms.kernels.fused import MIN_ENTRIES
 from dbo.platform.config.engines import RaySettings
-from dbo.platform.engine.base import Blocks, RunSpec, gather_rows, max_counts
+from dbo.platform.engine.base import Blocks, RunSpec, gather_rows, max_counts, mean_of_sums
 from dbo.platform.engine.block import EVALUATED, BlockView, Progress, ProtocolError, is_round_open
+from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.deadlines import call_within
+from dbo.platform.engine.error_terms import merge_errors
 from dbo.platform.engine.heartbeat import POLL_SECONDS, Heartbeats, Place
 from dbo.platform.engine.peer_sockets import NeighbourLost
 from dbo.platform.engine.placement import place_actors
@@ -243,6 +245,14 @@ class RayEngine:
         point = self._put(x), self._put(y)
         parts = self._collect([actor.losses.remote(*point) for actor in self._actors], task="an evaluation")
         return gather_rows(self.blocks, [f for f, _ in parts]), gather_rows(self.blocks, [g for _, g in parts])
+
+    def mean_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        point = [None if row is None else self._put(row) for row in (x, y, v)]
+        sums = self._collect([actor.sum_oracle.remote(oracle, *point) for actor in self._actors], task="an evaluation")
+        return mean_of_sums(self.blocks, sums)
+
+    def errors(self) -> dict[str, float]:
+        return merge_errors([view.errors for view in self._fetch_views()])
 
     def first_nonfinite(self) -> str | None:
         return next((view.first_nonfinite for view in self._fetch_views() if view.first_nonfinite), None)

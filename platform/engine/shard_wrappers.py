@@ -119,6 +119,11 @@ class _WrappedShard(TaskShard):
     @abstractmethod
     def _call(self, oracle: Callable[..., Array], x: Array, *rows: Array) -> Array: ...
 
+    def in_double(self, max_bytes: int) -> "_WrappedShard | None":
+        shard = self.shard.in_double(max_bytes)
+        return None if shard is None else replace(
+            self, x0=self.x0.astype(np.float64), y0=self.y0.astype(np.float64), shard=shard)
+
     def f(self, x: Array, y: Array) -> Array:
         return self._call(self.shard.f, x, y)
 

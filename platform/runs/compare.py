@@ -31,6 +31,7 @@ from dbo.platform.runs.run_folder import (
 )
 from dbo.platform.runs.runner import run
 from dbo.platform.runs.schema import CLOSED_FORM_TARGET, CLOSED_FORMS, Group, Target
+from dbo.platform.runs.seed_tables import build_pair_table, build_seed_table
 from dbo.platform.runs.targets import check_measured, choose_target
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ _DEFAULT_ALGORITHMS = ("c2dfb", "c2dfb_nc")
 
 
 def plan(
-    file: str | None, overrides: Iterable[str], names: Sequence[str], target: str | None
+    file: str | None, overrides: Iterable[str], names: Sequence[str], target: str | None,
+    seeds: Sequence[int] | None = None,
 ) -> tuple[list[Experiment], Target]:
-    """Build one experiment per algorithm, equal in everything else, and the target.
+    """Build one experiment per seed and algorithm, equal in everything else, and the target.
 
     Besides the keys of an experiment a comparison's file may hold `algorithms: {c2dfb: {lam: 10}, mdbo: {}}`, the
     algorithms with their parameters, `target: test_accuracy=0.7`, and `rounds: {c2dfb: 40, mdbo: 600}`: a round of one
-    algorithm may do many times the work of another's (`eval_every` and `checkpoint_every` likewise).
+    algorithm may do many times the work of another's (`eval_every` and `checkpoint_every` likewise). `seeds: [0, 1, 2]`
+    repeats all of them with each seed.
     """
     data = paths.resolve_from_file(file, yaml_io.read(Path(file))) if file is not None else {}
     given = data.pop("algorithms", {})
@@ -55,6 +58,11 @@ def plan(
         raise InputError("algorithms: must be a mapping of algorithm names to their parameters")
     file_target = data.pop("target", None)
     parsed = overriding.parse(overrides)
+    file_seeds = data.pop("seeds", None)
+    if seeds is not None and "seed" in parsed:
+        raise InputError(f"seed: {parsed['seed']!r} is not allowed together with --seeds")
+    chosen = _check_seeds("--seeds", seeds) if seeds is not None else \
+        [None] if file_seeds is None or "seed" in parsed else _check_seeds("seeds", file_seeds)
     for key in ("algorithm", "algorithm.name"):
         if key in parsed:
             raise InputError(f"{key}: {parsed[key]!r} is not allowed; a comparison takes --algorithms c2dfb,mdbo")
@@ -65,8 +73,28 @@ def plan(
     names = list(names) or list(given) or list(_DEFAULT_ALGORITHMS)
     _check_names(names, given, data)
     _check_parameters(parsed, names)
-    experiments = [_build_experiment(data, given, parsed, name) for name in names]
+    experiments = [
+        _build_experiment(data, given, parsed if seed is None else {**parsed, "seed": seed}, name)
+        for seed in chosen for name in names
+    ]
     return experiments, _choose_target(file_target if target is None else target, experiments)
+
+
+def _check_seeds(where: str, seeds: Any) -> list[int]:
+    """Refuse anything but a list of different seeds."""
+    good = isinstance(seeds, list | tuple) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not good or len(set(seeds)) < len(seeds):
+        raise InputError(f"{where}: {seeds!r} is not allowed; must be different whole numbers ≥ 0, e.g. 0,1,2")
+    return list(seeds)
+
+
+def list_members(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the folder of each run: the algorithm's name, with the seed if there are several."""
+    has_seeds = len({experiment.seed for experiment in experiments}) > 1
+    return [
+        f"{experiment.algorithm['name']}-seed{experiment.seed}" if has_seeds else str(experiment.algorithm["name"])
+        for experiment in experiments
+    ]
 
 
 def _check_names(names: Sequence[str], given: Mapping[str, Any], data: Mapping[str, Any]) -> None:
@@ -127,14 +155,17 @@ def compare(
     experiments: Sequence[Experiment], target: Target, out: Path, callback: RunCallback | None = None,
     command: str = "", allow_changed_code: bool = False,
 ) -> list[Result]:
-    """Run each experiment into out/<algorithm>, on one problem that is built once. `command` repeats the comparison.
+    """Run each experiment into a folder of its own below `out`; `command` repeats the comparison.
+
+    The problem of a seed is built once. Tables: compare.csv has a row per run; with several seeds summary.csv has means
+    and intervals, pairs.csv the paired differences.
 
     Runs that have finished are kept as they are; an interrupted one is resumed. Finished runs of another environment
     are refused while others are left to run; `allow_changed_code` keeps them, which group.json records.
     """
     if is_url(out):
         raise InputError(f"--out: {out} is not allowed; a comparison needs a folder")
-    folders = [RunFolder(out / experiment.algorithm["name"]) for experiment in experiments]
+    folders = [RunFolder(out / member) for member in list_members(experiments)]
     previous = find_group(out)
     if has_group(out) and (previous is None or previous.kind != "compare"):
         raise InputError(f"--out: {out} does not hold a comparison; choose another folder")
@@ -143,7 +174,7 @@ def compare(
     ended = [folder for folder in folders if read_status(folder) in ("finished", "diverged")]
     changes = check_environments(ended, allow_changed_code) if len(ended) < len(folders) else ()
     group = _describe_group(experiments, target, command, previous, changes)
-    prepared = prepare(experiments[0])
+    prepared, prepared_seed = prepare(experiments[0]), experiments[0].seed
     check_measured(target, prepared.problem, experiments[0].task["name"])
     results: list[Result] = []
     since = time.time()
@@ -151,10 +182,11 @@ def compare(
         with reuse_actors():
             for experiment, folder in zip(experiments, folders, strict=True):
                 write_group(out, group)
+                if experiment.seed != prepared_seed:
+                    prepared, prepared_seed = prepare(experiment), experiment.seed
                 resume = folder.has_run()
                 results.append(run(experiment, folder.path, resume=resume, callback=callback, prepared=prepared))
-        table = comparison_table(results, target).to_csv(index=False)
-        write_atomically(out / "compare.csv", table, "the table of the comparison")
+        _write_tables(comparison_table(results, target), out)
     except InputError as error:
         if previous is None and not any(folder.has_run() for folder in folders):       # nothing was run
             with suppress(OSError):
@@ -175,16 +207,26 @@ def compare(
     return results
 
 
+def _write_tables(table: "pd.DataFrame", out: Path) -> None:
+    tables = {"compare": table}
+    if table["seed"].nunique() > 1:
+        tables |= {"summary": build_seed_table(table), "pairs": build_pair_table(table)}
+    for name, content in tables.items():
+        write_atomically(out / f"{name}.csv", content.to_csv(index=False), "a table of the comparison")
+
+
 def _describe_group(
     experiments: Sequence[Experiment], target: Target, command: str, previous: Group | None, changes: Sequence[str]
 ) -> Group:
-    names = [experiment.algorithm["name"] for experiment in experiments]
+    names = list(dict.fromkeys(experiment.algorithm["name"] for experiment in experiments))
+    seeds = list(dict.fromkeys(experiment.seed for experiment in experiments))
     first = experiments[0]
     return Group(
         kind="compare", name=first.name, key=_hash_keys(experiments),
         command=command or f"dbo compare … --algorithms {','.join(names)} --target {target}",
         started=(previous.started if previous else "") or datetime.now(UTC).isoformat(timespec="seconds"),
-        status="running", target=str(target), members=tuple(names), axes={"algorithm.name": names},
+        status="running", target=str(target), members=tuple(list_members(experiments)),
+        axes={"algorithm.name": names, **({"seed": seeds} if len(seeds) > 1 else {})},
         tracking=first.tracking.model_dump(),
         changes=tuple(dict.fromkeys([*(previous.changes if previous else ()), *changes])),
     )
@@ -195,7 +237,7 @@ def _hash_keys(experiments: Sequence[Experiment]) -> str:
 
 
 def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame":
-    """Return a row per algorithm: the cost of the target (empty: not reached), and its last evaluation."""
+    """Return a row per run: the cost of the target (empty: not reached), and its last evaluation."""
     import pandas as pd
 
     rows = []
@@ -205,14 +247,18 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
         final = records[-1] if records else {}
         rows.append({
             "algorithm": result.experiment.algorithm["name"],
+            "seed": result.experiment.seed,
             "single_machine": result.experiment.parts.algorithm.network == "single",
             "status": result.status,
+            **{key: final.get(key) for key in ("psi", "psi_gradient_norm", "psi_converged")},
             "target": str(target),
             "rounds_to_target": cost.get("round"),
             "mb_to_target": cost.get("comm_mb"),
             "seconds_to_target": cost.get("seconds"),
             **{key: final.get(key) for key in (
-                "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "upper_loss", "comm_mb", "seconds")},
+                "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "test_loss", "upper_loss", "comm_mb",
+                "seconds")},
+            **({"psi_test_accuracy": final["psi_test_accuracy"]} if "psi_test_accuracy" in final else {}),
             **{key: final[key] for key in (*CLOSED_FORMS, target.metric) if key in final},
         })
     return pd.DataFrame(rows)

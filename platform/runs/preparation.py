@@ -11,6 +11,7 @@ from dbo.platform.engine.shard_wrappers import start_at
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import Network, build_network, validate_graph
 from dbo.platform.runs.remote import RemoteFolder, is_url
+from dbo.platform.runs.stop_rule import StopRule
 from dbo.tasks.api import Problem, Setup
 
 
@@ -30,6 +31,7 @@ class Prepared:
 def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
     """Load and partition the data and draw the graph; wrong combinations are input errors."""
     parts = experiment.parts
+    StopRule.of(experiment)
     check_request(parts.engine, experiment.nodes)
     try:
         graph = parts.topology.graph(experiment.nodes, experiment.seed)

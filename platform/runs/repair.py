@@ -4,6 +4,7 @@ Nothing that cannot be proven is written: a repaired file has the checksum of th
 rounds that were replayed from an intact checkpoint with the same code and environment.
 """
 
+import shlex
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def _find_code(folder: Path) -> str:
     except InputError as error:
         return str(error)
     named = [key for key in _CODE if recorded.get(key)]
-    command = f"dbo run {folder / 'experiment.yaml'} --out {folder} --resume"
+    command = shlex.join(["dbo", "run", str(folder / "experiment.yaml"), "--out", str(folder), "--resume"])
     return f"the experiment names {' and '.join(named)}; if you trust them: {command}" if named else ""
 
 

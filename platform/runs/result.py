@@ -111,13 +111,14 @@ class NoCallback:
 
 def build_summary(
     experiment: Experiment, prepared: Prepared, progress: RunProgress, status: Status, error: str | None,
-    changes: Sequence[str] = (),
+    changes: Sequence[str] = (), ended_by: str = "",
 ) -> Summary:
     """Summarize a run that has ended."""
     evaluated = progress.evaluated
     return Summary(
         status=status, error=error, name=experiment.name, run_key=experiment.run_key,
         algorithm=experiment.algorithm["name"], rounds=evaluated.last.get("round", 0),
+        ended_by=ended_by or None,
         final=evaluated.last, targets=evaluated.targets,
         recoveries=[recovery.to_dict() for recovery in progress.recoveries],
         seconds={"training": progress.training, "evaluation": progress.evaluating},

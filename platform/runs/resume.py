@@ -28,6 +28,7 @@ from dbo.platform.runs.run_folder import (
     read_experiment,
     read_network,
 )
+from dbo.platform.runs.stop_rule import StopRule
 
 _MAX_SHOWN = 4          # differences between two experiments in one line
 
@@ -55,6 +56,8 @@ def check_folder(
             advice = ", or resume it with --allow-changed-code" if has_other_code and resume and can_extend else ""
             difference = "" if has_other_code else _describe_difference(folder, experiment)
             raise InputError(f"--out: {folder} holds {what}{difference}; choose another folder{advice}")
+        if rounds == experiment.rounds and read_experiment(folder.path).get("until") != experiment.to_dict()["until"]:
+            raise InputError(f"until: {folder} holds this experiment with another end; choose another folder")
         if rounds != experiment.rounds:
             text = (f"rounds: {folder} holds {rounds} rounds of this experiment, not {experiment.rounds}; "
                     f"choose another folder")
@@ -122,12 +125,16 @@ def find_source_run(place: str | Path, experiment: Experiment, allow_changed_cod
     rounds = find_rounds(folder, experiment, allow_changed_code)
     if rounds is None:
         code = ", run with other code" if _find_text_rounds(folder, experiment) is not None else ""
-        difference = "" if code else _describe_difference(folder, experiment, without=("rounds",))
+        difference = "" if code else _describe_difference(folder, experiment, without=("rounds", "until"))
         raise InputError(
-            f"--from: {place} holds the run of another experiment{code}{difference}; only rounds may differ")
+            f"--from: {place} holds the run of another experiment{code}{difference}; only rounds and until may differ")
     _refuse_mixed_code("--from", folder, not allow_changed_code)
-    if rounds >= experiment.rounds:
-        raise InputError(f"rounds: {experiment.rounds} is not allowed; must be more than the {rounds} of {place}")
+    summary = find_summary(folder.path)
+    done = summary.rounds if summary is not None and summary.status == "finished" else rounds
+    if done >= experiment.rounds:
+        raise InputError(f"rounds: {experiment.rounds} is not allowed; must be more than the {done} of {place}")
+    if (found := StopRule.of(experiment).find_first(iterate_metrics(folder.metrics))) is not None:
+        raise InputError(f"until: {found[1]} is not allowed; it holds at round {found[0]} of {place} already")
     return folder
 
 
@@ -136,10 +143,12 @@ def find_rounds(folder: RunFolder, experiment: Experiment, allow_changed_code: b
     if allow_changed_code:
         return _find_text_rounds(folder, experiment)
     try:
-        rounds = int(read_experiment(folder.path)["rounds"])
+        recorded = read_experiment(folder.path)
+        rounds, until = int(recorded["rounds"]), recorded.get("until")
     except (InputError, ValueError, TypeError, KeyError):
         return None
-    return rounds if experiment.key_with(rounds) == folder.run_key() else None
+    until = until if isinstance(until, dict) else None
+    return rounds if experiment.key_with(rounds, until) == folder.run_key() else None
 
 
 def _find_text_rounds(folder: RunFolder, experiment: Experiment) -> int | None:
@@ -148,7 +157,7 @@ def _find_text_rounds(folder: RunFolder, experiment: Experiment) -> int | None:
         engine = data.get("engine")
         kept = {key: value for key, value in engine.items() if key not in experiment.parts.engine.runtime_only} \
             if isinstance(engine, dict) else engine
-        return {**data, "engine": kept, **dict.fromkeys(("rounds", "tracking", "data_dir"))}
+        return {**data, "engine": kept, **dict.fromkeys(("rounds", "until", "tracking", "data_dir"))}
 
     try:
         recorded = read_experiment(folder.path)

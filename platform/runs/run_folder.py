@@ -538,7 +538,8 @@ def build_history(records: Sequence[Record]) -> "pd.DataFrame":
     """Return the evaluations as a table: the columns that every run has, then the task's own, then the timestamp."""
     import pandas as pd
 
-    extra = [key for key in (records[0] if records else {}) if key not in (*COLUMNS, schema.BLOCK_SECONDS)]
+    found = dict.fromkeys(key for record in records for key in record)
+    extra = [key for key in found if key not in (*COLUMNS, schema.BLOCK_SECONDS)]
     return pd.DataFrame(list(records), columns=[*COLUMNS[:-1], *extra, COLUMNS[-1]])
 
 

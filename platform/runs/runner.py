@@ -39,6 +39,7 @@ from dbo.platform.runs.resume import (
 from dbo.platform.runs.run_folder import RunFolder, find_manifest, read_end, read_events, read_summary
 from dbo.platform.runs.schema import Manifest
 from dbo.platform.runs.seal import Damage, check_run, is_repairable, restore_copies, seal_run
+from dbo.platform.runs.stop_rule import StopRule
 from dbo.platform.runs.training import TrainingLoop
 from dbo.version import find_version
 
@@ -192,7 +193,8 @@ class _Execution:
                 self._end(progress, "failed", format_failure(error))
             raise
         loop = TrainingLoop(
-            self.experiment, problem, engine, self.folder, self.checkpoints, progress, self.callback)
+            self.experiment, problem, engine, self.folder, self.checkpoints, progress, self.callback,
+            StopRule.of(self.experiment))
         on_ray = isinstance(parts.engine, RaySettings)
         try:
             with guard_driver(self.folder.path) if on_ray else nullcontext():
@@ -229,7 +231,7 @@ class _Execution:
             has_started = True
             self.callback.on_start(self.experiment, done)
             outcome = loop.train(done)
-            return self._end(loop.progress, outcome.status, outcome.error, outcome.state)
+            return self._end(loop.progress, outcome.status, outcome.error, outcome.state, outcome.ended_by)
         except Exception as error:
             if has_started or not isinstance(error, InputError):
                 with suppress(OSError, RunError):      # a full disk refuses this too: the first error is to be reported
@@ -247,12 +249,16 @@ class _Execution:
         prepare_folder(self.folder, self.checkpoints, self.experiment, self.prepared.network, start)
 
     def _end(
-        self, progress: RunProgress, status: Status, error: str | None, state: dict[str, NDArray[Any]] | None = None
+        self, progress: RunProgress, status: Status, error: str | None, state: dict[str, NDArray[Any]] | None = None,
+        ended_by: str = "",
     ) -> Result:
         """Record how the run ended."""
         if status == "finished" and (warning := describe_growth(progress.evaluated)):
             self.callback.on_notice(warning)
-        summary = build_summary(self.experiment, self.prepared, progress, status, error, self._find_changes())
+        if ended_by.startswith("until"):
+            self.callback.on_notice(f"ended at round {progress.evaluated.last['round']}: {ended_by}")
+        summary = build_summary(
+            self.experiment, self.prepared, progress, status, error, self._find_changes(), ended_by)
         self.folder.sync()
         if status == "finished":
             self.folder.write_state(state or {})

@@ -62,19 +62,38 @@ METRICS = {metric.name: metric for metric in (
     Metric("paper_megabytes", "min", "traffic by the convention of the paper's Table 1", is_cost=True),
     Metric("consensus_x", "min", "consensus error of x: root mean square distance of the nodes to their mean"),
     Metric("consensus_y", "min", "consensus error of y"),
-    Metric("hypergradient_norm", "min", "norm of the mean upper direction"),
+    Metric("direction_norm", "min", "norm of the mean upper direction, which need not be near ∇ψ"),
     Metric("gradient_calls", "min", "gradients that a node has computed", is_cost=True),
     Metric("hvp_calls", "min", "Hessian-vector products that a node has computed", is_cost=True),
     Metric("jvp_calls", "min", "Jacobian-vector products that a node has computed", is_cost=True),
     Metric("samples", "min", "samples that a node's oracle calls have seen, repetitions counted", is_cost=True),
+    Metric("psi", "min", "ψ(x̄): mean over nodes of f_i at (x̄, y*(x̄)), from a solve of the lower level"),
+    Metric("psi_gradient_norm", "min", "‖∇ψ(x̄)‖ from the same solve"),
+    Metric("psi_residual", "min", "relative residual of that solve"),
+    Metric("psi_converged", "max", "1 if the residual is within the tolerance, else 0"),
+    Metric("psi_test_accuracy", "max", "test accuracy of (x̄, y*(x̄))"),
+    Metric("psi_tune_loss", "min", "upper loss of (x̄, y*(x̄)) on the samples held out for tuning"),
+    Metric("tune_loss", "min", "mean over the nodes' own models of the upper loss on the samples held out for tuning"),
+    *(Metric(f"consensus_{name}", "min", f"consensus error of {what}") for name, what in (
+        ("z", "z"), ("v", "v"), ("tracker_x", "the tracker of x"), ("tracker_y", "the tracker of y"),
+        ("tracker_z", "the tracker of z"), ("tracker_v", "the tracker of v"))),
+    *(Metric(f"compression_{name}", "min", f"root mean square distance of {what} to the neighbours' copies")
+      for name, what in (
+        ("y", "y"), ("z", "z"), ("tracker_y", "the tracker of y"), ("tracker_z", "the tracker of z"))),
     Metric("timestamp", "min", "time at which the line was written", is_cost=True),
     Metric("solution_error", "min", "relative distance to the minimiser of ψ"),
     Metric("penalty_error", "min", "relative distance to the minimiser of ψ_λ for the method's λ"),
     Metric("hypergradient_error", "min", "|∇ψ| relative to its value at x = 0"),
 )}
 CLOSED_FORMS = ("solution_error", "penalty_error", "hypergradient_error")      # of tasks whose solution is known
-PUBLIC = ("public_accuracy_mean", "public_accuracy_min")                      # of methods that keep public copies
-COLUMNS = tuple(name for name in METRICS if name not in (*CLOSED_FORMS, *PUBLIC))      # of every run
+PSI = ("psi", "psi_gradient_norm", "psi_residual", "psi_converged", "psi_test_accuracy", "psi_tune_loss")
+# What only some runs or evaluations have: solves of the lower level, a tune split, an algorithm's own error terms, and
+# public copies.
+OPTIONAL = (*CLOSED_FORMS, *PSI, "tune_loss", *(
+    name for name in METRICS
+    if name.startswith(("consensus_", "compression_", "public_")) and name not in ("consensus_x", "consensus_y")))
+COLUMNS = tuple(name for name in METRICS if name not in OPTIONAL)              # of every run
+RENAMED = {"hypergradient_norm": "direction_norm"}                             # in files of older versions
 BLOCK_SECONDS = "block_seconds"         # computing time of each block: a list in a line of metrics.jsonl, no column
 CLOCKS = ("seconds", "timestamp", BLOCK_SECONDS)        # all else is the same in every repetition of a run
 _COSTS_OF_TARGET = ("round", "bytes_links", "bytes_broadcast", "comm_mb", "paper_megabytes", "seconds")
@@ -107,7 +126,8 @@ class Target:
         try:
             if found is None or not math.isfinite(level := float(found["level"])):
                 raise ValueError
-            metric, directions = found["metric"], {"<=": "min", ">=": "max", "=": (own or {}).get(found["metric"])}
+            metric = RENAMED.get(found["metric"], found["metric"])
+            directions = {"<=": "min", ">=": "max", "=": (own or {}).get(metric)}
             if metric in METRICS:
                 known: Direction = METRICS[metric].direction
                 if metric not in allowed or found["sign"] not in ("=", ">=" if known == "max" else "<="):
@@ -160,7 +180,14 @@ def parse_record(line: str | bytes) -> Record:
     record = parse_object(line)
     if type(record.get("round")) is not int:
         raise ValueError("a line without a round")
-    return record
+    return _rename(record)
+
+
+def _rename(record: Record) -> Record:
+    """Return a record of an older version with today's names, in its order."""
+    if not RENAMED.keys() & record.keys():
+        return record
+    return {RENAMED.get(name, name): value for name, value in record.items()}
 
 
 def serialize_line(record: Mapping[str, Any], allow_nan: bool = False) -> str:
@@ -237,6 +264,7 @@ class Summary:
     run_key: str = ""
     algorithm: str = ""
     rounds: int = 0
+    ended_by: str | None = None                                             # `until` or the rounds; None: an error
     final: Record = field(default_factory=dict)                             # the last evaluation
     targets: dict[str, Record | None] = field(default_factory=dict)         # cost of each; None: not reached
     recoveries: list[dict[str, Any]] = field(default_factory=list)
@@ -271,7 +299,8 @@ def parse_summary(text: str | bytes) -> Summary:
     return Summary(
         status=_text(data.get("status")), name=_text(data.get("name")), run_key=_text(data.get("run_key")),
         algorithm=_text(data.get("algorithm")), rounds=_whole(data.get("rounds")) or 0,
-        final=_mapping(data.get("final")), targets=_mapping(data.get("targets")),
+        ended_by=_text(data.get("ended_by")) or None, final=_rename(_mapping(data.get("final"))),
+        targets=_mapping(data.get("targets")),
         recoveries=[entry for entry in _sequence(data.get("recoveries")) if isinstance(entry, dict)],
         seconds={key: seconds for key, value in _mapping(data.get("seconds")).items()
                  if (seconds := _number(value)) is not None},

@@ -7,6 +7,7 @@ drawn again and are not sealed. Verifying needs constant memory, and compares si
 
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -180,7 +181,8 @@ def require_intact(folders: Iterable[Path]) -> None:
 def describe_damage(folder: Path, damage: Iterable[Damage]) -> str:
     """Return one line: what is damaged, and which command repairs it."""
     first, *more = damage
-    return "; ".join([f"{folder / first.file} {first.problem}", *map(str, more), f"dbo check --repair {folder}"])
+    command = shlex.join(["dbo", "check", "--repair", str(folder)])
+    return "; ".join([f"{folder / first.file} {first.problem}", *map(str, more), command])
 
 
 def restore_copies(folder: RunFolder, end_run: bool = False) -> list[str]:

@@ -83,3 +83,45 @@ def _resample(count: int) -> tuple[Floats, Floats]:
         orders = [math.factorial(count) / math.prod(map(math.factorial, row)) for row in counts.tolist()]
         probabilities = np.array(orders) / count**count
     return (counts / count).T, probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """The mean over seeds of one algorithm's value minus another's, its 95 % interval, and a test of its being 0.
+
+    Both run on the same data split, partition and start for each seed, so differences vary less than values. The
+    interval and the p-value are those of the paired t-test: percentile intervals of a bootstrap are too short for the
+    three to five seeds of a comparison, and Wilcoxon's test has no p-value below 0.05 with fewer than six.
+    """
+
+    mean: float
+    low: float | None           # None: fewer than two pairs
+    high: float | None
+    p_value: float | None
+    count: int
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval does not contain 0; otherwise the two tie."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def compare_pairs(one: Iterable[float | None], other: Iterable[float | None]) -> PairedDifference | None:
+    """Compare two algorithms seed by seed; pairs without two finite values do not count. None: there is no pair."""
+    differences = np.array([
+        a - b for a, b in zip(one, other, strict=True)
+        if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
+    ], dtype=np.float64)
+    if not differences.size:
+        return None
+    mean = float(differences.mean())
+    if differences.size == 1:
+        return PairedDifference(mean, None, None, None, 1)
+    if np.all(differences == differences[0]):           # no variance: t is infinite, or 0/0
+        return PairedDifference(mean, mean, mean, float(mean == 0), int(differences.size))
+    from scipy import stats
+
+    found = stats.ttest_1samp(differences, 0.0)
+    interval = found.confidence_interval(LEVEL)
+    return PairedDifference(
+        mean, float(interval.low), float(interval.high), float(found.pvalue), int(differences.size))

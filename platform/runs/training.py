@@ -1,7 +1,7 @@
 """Train: advance rounds, evaluate, save checkpoints, and recover from lost blocks."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.base import Engine
-from dbo.platform.engine.evaluation import evaluate, first_nonfinite_metric
+from dbo.platform.engine.evaluation import evaluate, evaluate_psi, first_nonfinite_metric
+from dbo.platform.engine.psi import TOLERANCE
 from dbo.platform.errors import BlocksLost, InputError, RunError
 from dbo.platform.runs.checkpoints import Checkpoint, Checkpoints
 from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.recovery import Fail, decide
 from dbo.platform.runs.result import RunCallback
 from dbo.platform.runs.run_folder import Position, RunFolder, iterate_metrics
-from dbo.platform.runs.schema import BLOCK_SECONDS, Recovery
+from dbo.platform.runs.schema import BLOCK_SECONDS, Record, Recovery
+from dbo.platform.runs.stop_rule import StopRule
 from dbo.tasks.api import Problem
 
 State = dict[str, NDArray[Any]]
@@ -29,6 +31,7 @@ class Outcome:
     status: Literal["finished", "diverged"]
     state: State
     error: str | None = None
+    ended_by: str = ""
 
 
 class _DivergedError(Exception):
@@ -46,6 +49,7 @@ class TrainingLoop:
     checkpoints: Checkpoints
     progress: RunProgress
     callback: RunCallback
+    rule: StopRule = field(default_factory=StopRule)
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
         """Return to a checkpoint (None: to the start), and to the round it was saved at."""
@@ -61,40 +65,51 @@ class TrainingLoop:
         """Run from the end of round `done` to the last round, through as many recoveries as are allowed."""
         while True:
             try:
-                self._run_rounds(done)
-                return Outcome("finished", _read_state(self.engine))
+                ended_by = self._run_rounds(done)
+                return Outcome("finished", _read_state(self.engine), ended_by=ended_by)
             except _DivergedError as error:
                 return Outcome("diverged", {}, str(error))
             except BlocksLost as lost:
                 done = self._recover(lost)
 
-    def _run_rounds(self, done: int) -> None:
+    def _run_rounds(self, done: int) -> str:
+        """Run to the last round, or until the stop rule holds; return which of them ended the run."""
         experiment, engine = self.experiment, self.engine
-        if done == 0:
-            self._evaluate(0)
-        while done < experiment.rounds:
+        reason = self._evaluate(0) if done == 0 else self._find_recorded_reason(done)
+        while done < experiment.rounds and reason is None:
             start, round_ = time.perf_counter(), self._next_stop(done)
             engine.advance(done + 1, round_)
             self.progress.training += time.perf_counter() - start
             done, is_last = round_, round_ == experiment.rounds
             if round_ % experiment.eval_every == 0 or is_last:
-                self._evaluate(round_)
-            if round_ % experiment.checkpoint_every == 0 or is_last:
+                reason = self._evaluate(round_, is_last)
+            if round_ % experiment.checkpoint_every == 0 or is_last or reason is not None:
                 self._check_finite(round_, engine.first_nonfinite())       # a checkpoint is always a finite state
                 self._save(round_)
+        return f"until {reason}" if reason is not None else f"rounds {experiment.rounds}"
+
+    def _find_recorded_reason(self, done: int) -> str | None:
+        """Return why the run has ended already: a repaired run is restored at its end."""
+        last = self.progress.evaluated.last
+        return self.rule.find_reason(last) if last.get("round") == done else None
 
     def _next_stop(self, done: int) -> int:
         """Return the next round after which there is an evaluation or a checkpoint."""
         every = self.experiment.eval_every, self.experiment.checkpoint_every
         return min(self.experiment.rounds, *(done - done % steps + steps for steps in every))
 
-    def _evaluate(self, round_: int) -> None:
-        """Record an evaluation; numbers that are not finite end the run instead."""
+    def _evaluate(self, round_: int, is_last: bool = False) -> str | None:
+        """Record an evaluation and return why the run ends with it; numbers that are not finite end it at once."""
         start = time.perf_counter()
         self._check_finite(round_, self.engine.first_nonfinite())
         parts = self.experiment.parts
         measured, nodes = evaluate(self.engine, self.problem, parts.algorithm, parts.config)
         self._check_finite(round_, first_nonfinite_metric(measured))
+        if has_psi := self._needs_psi(round_, is_last):
+            measured |= self._evaluate_psi(is_last)
+        reason = self.rule.find_reason({"round": round_, "seconds": self.progress.training, **measured})
+        if reason is not None and not has_psi and self._needs_psi(round_, is_last=True):
+            measured |= self._evaluate_psi(is_last=True)
         record = {
             "round": round_, "seconds": self.progress.training, **measured,
             BLOCK_SECONDS: self.progress.sum_computing(self.engine.compute_seconds()), "timestamp": time.time(),
@@ -104,6 +119,23 @@ class TrainingLoop:
         self.callback.on_evaluation(record)
         self.engine.export_metrics({**record, "rounds": self.experiment.rounds, "nodes": nodes})
         self.progress.evaluating += time.perf_counter() - start
+        return reason
+
+    def _needs_psi(self, round_: int, is_last: bool) -> bool:
+        """Decide by the round alone, so that a resumed run has ψ in the same evaluations."""
+        every = self.experiment.psi_every
+        if every is None or is_last:
+            return every is not None
+        return isinstance(every, int) and round_ % (every * self.experiment.eval_every) == 0
+
+    def _evaluate_psi(self, is_last: bool) -> Record:
+        found = evaluate_psi(self.engine, self.problem)
+        if is_last and not found["psi_converged"]:
+            residual = f"{found['psi_residual']:.1e}" if "psi_residual" in found else "not finite"
+            self.callback.on_notice(
+                f"psi and psi_gradient_norm are approximate: the residual of the lower level's solve is {residual}, "
+                f"the tolerance {TOLERANCE:.0e}")
+        return found
 
     def _check_finite(self, round_: int, name: str | None) -> None:
         if name is not None:

@@ -25,7 +25,7 @@ _STARTUP_SECONDS = 120.0              # that the server may take to answer
 _COLUMNS = (
     "params.`algorithm.name`", "params.`topology.name`", "params.`partition.h`", "params.`seed`",
     "params.`algorithm.inner_steps`", "params.`algorithm.lam`", "params.`algorithm.compressor.ratio`",
-    "metrics.`test_accuracy`", "metrics.`node_accuracy_min`", "metrics.`comm_mb`", "metrics.`seconds`",
+    "metrics.`psi`", "metrics.`test_accuracy`", "metrics.`node_accuracy_min`", "metrics.`comm_mb`", "metrics.`seconds`",
 )
 # (metric, X-axis; None: rounds). First what accuracy costs, then loss and consensus error over rounds.
 _CHARTS = (

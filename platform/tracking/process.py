@@ -11,6 +11,7 @@ import json
 import os
 import re
 import select
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -124,7 +125,8 @@ def _describe_missing(status: Status, root: Path, store: str, errors: IO[bytes])
     missing, pronoun = ("the end of the run is" if status else "the run is"), "it"
     if status.get("left"):
         missing, pronoun = f"{status['left']} of {status['points']} points are", "them"
-    command = f"dbo sync {root}" + (f" --uri {store}" if tracking_uri.find_exposed_credentials(store) else "")
+    uri = ["--uri", store] if tracking_uri.find_exposed_credentials(store) else []
+    command = shlex.join(["dbo", "sync", str(root), *uri])
     return f"{missing} not in MLflow yet; `{command}` sends {pronoun}" + (f" ({redact(error)})" if error else "")
 
 

@@ -6,6 +6,7 @@ Nothing here imports MLflow.
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -133,7 +134,7 @@ def read_run_facts(folder: Path, axes: Iterable[str] = ()) -> Facts | None:
     data = read_experiment(folder)
     first = started[0] if started else Event("started")
     place = folder.resolve()
-    command = f"dbo run {place / files.experiment.name}"
+    command = f"dbo run {shlex.quote(str(place / files.experiment.name))}"
     tags = {
         "dbo.run_key": key,
         "dbo.version": (summary.version if summary else None) or first.version,
@@ -144,7 +145,8 @@ def read_run_facts(folder: Path, axes: Iterable[str] = ()) -> Facts | None:
         "mlflow.user": first.user,
         "ray.submission_id": first.submission,
         "mlflow.note.content":
-            f"Repeat it: `{command}`\n\nResume it: `{command} --out {place} --resume`\n\nFolder: `{place}`",
+            f"Repeat it: `{command}`\n\n"
+            f"Resume it: `{command} --out {shlex.quote(str(place))} --resume`\n\nFolder: `{place}`",
     }
     params = flatten({name: value for name, value in data.items() if name not in _NOT_PARAMS})
     when = first.timestamp or _parse_time(summary.started if summary else None)

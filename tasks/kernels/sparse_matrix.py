@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from scipy import sparse
 
-from dbo.tasks.arrays import Array
+from dbo.tasks.arrays import Array, DoubleCast
 
 if TYPE_CHECKING:
     from dbo.tasks.kernels.torch_sparse import TorchMatrix
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 SparseMatrix: TypeAlias = "sparse.csr_array | TorchMatrix"
 
 
-def to_device(matrix: SparseMatrix, asarray: Callable[[Array], Any]) -> "TorchMatrix":
-    """Copy a matrix to the torch device that `asarray` copies arrays to; one that is on a device stays there."""
+def to_device(matrix: SparseMatrix, asarray: Callable[[Array], Any]) -> SparseMatrix:
+    """Copy a matrix to the torch device that `asarray` copies arrays to, or to float64 on the host.
+
+    One that is on a device stays there.
+    """
     if not isinstance(matrix, sparse.csr_array):
         return matrix
+    if isinstance(asarray, DoubleCast):
+        return sparse.csr_array((asarray(matrix.data), matrix.indices, matrix.indptr), shape=matrix.shape)
     from dbo.tasks.kernels.torch_sparse import TorchMatrix  # imports torch, which is slow
 
     indptr = matrix.indptr.astype(np.int64)

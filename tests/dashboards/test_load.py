@@ -95,6 +95,13 @@ def ragged_nodes(folder: Path) -> None:
     (folder / "nodes.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def endless_rounds(folder: Path) -> None:
+    for name in ("metrics.jsonl", "nodes.jsonl"):
+        lines = (folder / name).read_text().splitlines()
+        lines[-1] = json.dumps({**json.loads(lines[-1]), "round": 10**400})
+        (folder / name).write_text("\n".join(lines) + "\n")
+
+
 def foreign_edges(folder: Path) -> None:
     (folder / "network.json").write_text('{"nodes": 4, "edges": [[0, 77]]}')
 
@@ -120,8 +127,8 @@ def other_status(folder: Path) -> None:
 
 
 DAMAGES = (
-    damage_metrics, text_for_numbers, falling_rounds, ragged_nodes, foreign_edges, no_experiment, not_yaml,
-    python_in_yaml, not_json, other_status,
+    damage_metrics, text_for_numbers, falling_rounds, ragged_nodes, endless_rounds, foreign_edges, no_experiment,
+    not_yaml, python_in_yaml, not_json, other_status,
 )
 
 

@@ -33,14 +33,14 @@ class Interrupted(Exception):
 @contextmanager
 def interrupt(in_round: int) -> Iterator[None]:
     """End the run inside in this round."""
-    advance = LocalEngine.advance
+    run_round = LocalEngine.run_round
 
     def stop(engine: LocalEngine, round_: int) -> None:
         if round_ == in_round:
             raise Interrupted
-        advance(engine, round_)
+        run_round(engine, round_)
 
-    with mock.patch.object(LocalEngine, "advance", stop), mock.patch.object(runner, "format_failure", _die):
+    with mock.patch.object(LocalEngine, "run_round", stop), mock.patch.object(runner, "format_failure", _die):
         try:
             yield
         except Interrupted:
@@ -207,17 +207,17 @@ def renamed_folder(short: bool, sabotage: bool = False) -> Row:
 
 def _run_and_move(experiment: Experiment, folder: Path, other: Path, kind: str, in_round: int) -> str:
     """Run, and move the folder in this round; return the error."""
-    advance, rival = LocalEngine.advance, RunFolder(folder)
+    run_round, rival = LocalEngine.run_round, RunFolder(folder)
 
     def move(engine: LocalEngine, round_: int) -> None:
         if round_ == in_round:
             shutil.rmtree(folder) if kind == "removed" else folder.rename(other)
             if kind == "replaced":
                 rival.acquire()
-        advance(engine, round_)
+        run_round(engine, round_)
 
     try:
-        with mock.patch.object(LocalEngine, "advance", move):
+        with mock.patch.object(LocalEngine, "run_round", move):
             run(experiment, folder)
     except (RunError, OSError) as error:
         return str(error)

@@ -39,7 +39,7 @@ axes:
   algorithm.inner_steps: [1, 2, 3, 4]
   seed: [0, 1, 2]
 metric: upper_loss
-target: hypergradient_norm=0.01
+target: direction_norm=0.01
 """
 CELLS = 12
 COMMAND = [

@@ -19,7 +19,7 @@ QUICK: dict[str, Any] = {
     },
     "axes": {"algorithm.inner_steps": [1, 2], "seed": [0, 1]},
     "metric": "upper_loss",
-    "target": "hypergradient_norm=0.5",
+    "target": "direction_norm=0.5",
 }
 SweepFile = Callable[..., Path]
 

@@ -80,7 +80,7 @@ def test_a_grid_is_cached_and_can_be_extended(sweep_file: SweepFile, dbo: Comman
     assert "[4/4 done" in done.out
     assert f"after sweep {out}" in done.out.replace("\n", "")
     group = read_group(out)
-    assert (group["kind"], group["status"], group["target"]) == ("sweep", "finished", "hypergradient_norm=0.5")
+    assert (group["kind"], group["status"], group["target"]) == ("sweep", "finished", "direction_norm=0.5")
     assert group["axes"] == {"algorithm.inner_steps": [1, 2], "seed": [0, 1]}
     assert count_starts(out) == {Path(member).name: 1 for member in group["members"]}
     cell = out / group["members"][3]

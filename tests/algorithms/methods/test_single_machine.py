@@ -1,14 +1,17 @@
-"""The references on one machine: F2BA, the centralised C²DFB, and BOME."""
+"""The references on one machine: F2BA, the centralised C²DFB, BOME, SOBA and stocBiO."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dbo.algorithms.compression.compressors import Identity
-from dbo.algorithms.methods import bome
+from dbo.algorithms.methods import bome, soba, stocbio
+from dbo.algorithms.registry import algorithms
 from dbo.algorithms.rng import counter
 from dbo.platform.engine.shard_wrappers import CountingShard, pool_nodes
+from dbo.platform.verify.certificates import verify
 
 
 @pytest.mark.parametrize("task", ["quadratic", "coefficient_tuning"])
@@ -79,3 +82,61 @@ def test_both_cases_of_the_multiplier_occur(lab: Any) -> None:
             shard, x, y = random_point(lab, scale)
             active.add(bool(np.abs(bome.directions(shard, cfg, x, y, counter(shard))[1] - shard.f_y(x, y)).max() > 0))
     assert active == {True, False}
+
+
+@pytest.mark.parametrize("task", ["quadratic", "coefficient_tuning"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("sldbo", {"radius": 1e6}),
+        ("sparkle", {"theta": 1.0}),
+        ("sparkle", {"theta": 1.0, "rule_x": "extra", "rule_y": "gt", "rule_v": "extra"}),
+    ],
+)
+def test_soba_is_its_networked_form_on_a_single_node(lab: Any, task: str, name: str, changes: dict[str, Any]) -> None:
+    """Without neighbours SLDBO and SPARKLE, with each of its rules, have SOBA's iterates."""
+    problem = pool_nodes(lab.quadratic(start=0.5) if task == "quadratic" else lab.learning(task, "digits"))
+    steps = {"eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.3}
+    alone = lab.engine("soba", lab.config("soba", **steps), problem, rounds=10)
+    network = lab.engine(name, lab.config(name, **steps, **changes), problem, rounds=10)
+    for rows in ("x", "y", "direction"):
+        np.testing.assert_allclose(network.rows(rows), alone.rows(rows), rtol=0, atol=1e-12)
+    assert np.abs(alone.rows("x") - problem.shard([0]).x0).max() > 0
+
+
+def test_the_bias_of_stocbio_falls_with_each_term_of_the_series(lab: Any) -> None:
+    """Where it ends is off ψ's minimiser by at most (1 − η μ)^J, relative to the zero without the series."""
+    problem = lab.quadratic()
+    least, largest = np.linalg.eigvalsh(problem.hessians.mean(0))[[0, -1]]
+    solution, eta = problem.solution(), 0.9 / largest
+    without = np.linalg.norm(problem.find_zero(lambda x: problem.rho * x) - solution)
+    distances = []
+    for terms in (1, 4, 16, 64):
+        config = lab.config("stocbio", neumann_terms=terms, eta_v=eta, eta_x=0.3)
+        engine = lab.engine("stocbio", config, problem, rounds=400)
+        limit = problem.find_zero(lambda x, j=terms: problem.truncated_inverse_hypergradient(x, j, 1 / eta))
+        np.testing.assert_allclose(engine.rows("x")[0], limit, rtol=0, atol=1e-8)
+        distances.append(float(np.linalg.norm(limit - solution)))
+        assert distances[-1] <= 3 * (1 - eta * least) ** terms * without
+    assert distances == sorted(distances, reverse=True)
+
+
+def test_a_series_that_forgets_a_term_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of stocBiO: J − 1 terms in its hypergradient are not the J that it claims."""
+    original = stocbio.hypergradient
+
+    def shorter(shard: Any, cfg: Any, x: Any, y: Any, t: Any) -> Any:
+        return original(shard, replace(cfg, neumann_terms=cfg.neumann_terms - 1), x, y, t)
+
+    monkeypatch.setattr(stocbio, "hypergradient", shorter)
+    failures = verify(algorithms()["stocbio"]).failures
+    assert any("hypergradient is" in failure for failure in failures)
+    assert any("end is" in failure for failure in failures)
+
+
+def test_soba_with_the_wrong_sign_of_v_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of SOBA: the authors' v has the other sign, and both signs must agree."""
+    original = soba.directions
+    monkeypatch.setattr(soba, "directions", lambda shard, x, y, v: replace(original(shard, x, y, v), x=original(
+        shard, x, y, -v).x))
+    assert any("end is" in failure for failure in verify(algorithms()["soba"]).failures)

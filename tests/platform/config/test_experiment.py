@@ -393,7 +393,7 @@ DECISIVE: dict[str, Any] = {
     "name": "other", "seed": 1, "nodes": 5, "rounds": 7, "eval_every": 2, "checkpoint_every": 3, "dtype": "float32",
     "task": {"name": "quadratic", "dim_x": 5}, "algorithm": {"name": "c2dfb", "lam": 11.0},
     "topology": {"name": "complete"}, "partition": {"name": "iid"}, "engine": {"name": "local", "threads": 2},
-    "batch_size": 2, "tune_fraction": 0.1,
+    "batch_size": 2, "tune_fraction": 0.1, "psi_every": 2, "until": {"rounds": 3},
 }
 
 
@@ -405,6 +405,13 @@ def test_run_key_changes_with_every_decisive_field(tiny: Tiny) -> None:
     assert len(batches) == 3
     known = {*DECISIVE, "batch_per", "batch_order", "start", "presets", "tracking", "data_dir", "plugins"}
     assert known == set(Experiment.model_fields)
+
+
+@pytest.mark.parametrize("every", ["start", -1, 2.5, True])
+def test_psi_every_is_a_number_of_evaluations_or_end(tiny: Tiny, every: Any) -> None:
+    with pytest.raises(InputError, match=r"psi_every: .* is not allowed; must be a whole number ≥ 0, end or null"):
+        tiny(psi_every=every)
+    assert tiny(psi_every=0).run_key == tiny(psi_every=None).run_key != tiny().run_key
 
 
 def test_order_of_batches_does_not_matter_without_batches(tiny: Tiny) -> None:

@@ -78,18 +78,18 @@ def test_extended_run_equals_a_straight_run(
 ) -> None:
     """Same bits, one evaluation more at the end of the shorter run, whose folder stays unchanged."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    run(tiny(rounds=6, eval_every=eval_every), a)
+    run(tiny(rounds=6, eval_every=eval_every, psi_every=1), a)
     before = files(a)
-    longer = run(tiny(rounds=11, eval_every=eval_every), b, start_from=a)
+    longer = run(tiny(rounds=11, eval_every=eval_every, psi_every=1), b, start_from=a)
     assert advanced == list(range(1, 12))                  # no round runs twice
     assert files(a) == before
-    straight = run(tiny(rounds=11, eval_every=eval_every), c)
+    straight = run(tiny(rounds=11, eval_every=eval_every, psi_every=1), c)
     assert (longer.summary["rounds"], longer.summary["run_key"]) == (11, straight.summary["run_key"])
     assert Experiment.read(b / "experiment.yaml").rounds == 11
     assert set(metrics(b).index) == set(metrics(c).index) | {6}
     pd.testing.assert_frame_equal(metrics(b).loc[metrics(c).index], metrics(c), check_exact=True)
     assert_same_state(b, c)
-    again = run(tiny(rounds=11, eval_every=eval_every), b, start_from=a)      # repeat the command
+    again = run(tiny(rounds=11, eval_every=eval_every, psi_every=1), b, start_from=a)      # repeat the command
     assert again.summary == longer.summary
 
 
@@ -99,8 +99,8 @@ def test_extended_run_resumes_after_an_interruption(
 ) -> None:
     """Interrupted before its first own checkpoint, it resumes from the copied one."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    run(tiny(rounds=6, checkpoint_every=6), a)
-    longer = tiny(rounds=11, checkpoint_every=6)
+    run(tiny(rounds=6, checkpoint_every=6, psi_every=1), a)
+    longer = tiny(rounds=11, checkpoint_every=6, psi_every=1)
     run(longer, c)
     with interrupt(monkeypatch, in_round=8):
         run(longer, b, start_from=a)
@@ -140,7 +140,9 @@ def test_extension_is_refused_with_a_reason(tiny: Tiny, tmp_path: Path) -> None:
 
     refused("--from: .* holds no run", start_from=tmp_path / "nowhere")
     refused("--from: s3://b/r is not allowed; must be a folder", start_from="s3://b/r")
-    refused("--from: .* holds the run of another experiment .seed is 0 there, 5 here.; only rounds may differ", seed=5)
+    refused(
+        "--from: .* holds the run of another experiment .seed is 0 there, 5 here.; only rounds and until may differ",
+        seed=5)
     refused("rounds: 4 is not allowed; must be more than the 6", rounds=4)
     refused("rounds: 6 is not allowed; must be more than the 6", rounds=6)
     refused("rounds: .* holds 6 rounds of this experiment, not 9; choose another folder, with --from", out=a)

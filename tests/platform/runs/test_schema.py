@@ -18,6 +18,7 @@ from dbo.platform.runs.schema import (
     CLOSED_FORMS,
     COLUMNS,
     METRICS,
+    OPTIONAL,
     Event,
     Group,
     RecordedNetwork,
@@ -78,15 +79,26 @@ def test_no_other_module_names_the_files_of_a_run_folder() -> None:
 
 def test_every_column_is_a_metric_with_a_direction() -> None:
     """Accuracies are maximized, everything else is minimized; a metric that nobody declared is minimized."""
-    assert set(METRICS) == {*COLUMNS, *CLOSED_FORMS}
+    assert set(METRICS) == {*COLUMNS, *OPTIONAL}
+    assert set(CLOSED_FORMS) < set(OPTIONAL)
     assert set(CLOCKS) - {BLOCK_SECONDS} < set(COLUMNS)
     assert (COLUMNS[0], COLUMNS[-1]) == ("round", "timestamp")
     maximized = {name for name, metric in METRICS.items() if metric.direction == "max"}
     assert maximized == {
         "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "public_accuracy_mean", "public_accuracy_min",
+        "psi_test_accuracy", "psi_converged",
     }
     assert all(metric.meaning for metric in METRICS.values())
     assert schema.find_direction("a_task_s_own") == "min"
+
+
+def test_names_of_older_versions_are_read_as_todays() -> None:
+    """In evaluations, in the last one of a summary, and in targets; everything else keeps its order."""
+    old = '{"round": 3, "hypergradient_norm": 0.5, "packets": 1}'
+    assert list(schema.parse_record(old).items()) == [("round", 3), ("direction_norm", 0.5), ("packets", 1)]
+    summary = schema.parse_summary(json.dumps({"status": "finished", "final": json.loads(old)}))
+    assert summary.final["direction_norm"] == 0.5
+    assert Target.parse("hypergradient_norm=0.1") == Target("direction_norm", 0.1)
 
 
 def test_declared_direction_of_a_task_s_own_metric_counts() -> None:

@@ -91,6 +91,15 @@ class DummyEngine:
     def counters(self) -> Mapping[str, int]:
         return {}
 
+    def compute_seconds(self) -> list[float]:
+        return [0.0, 0.0]
+
+    def errors(self) -> dict[str, float]:
+        return {}
+
+    def mean_oracle(self, oracle: Any, x: Any, y: Any, v: Any = None) -> Any:
+        raise NotImplementedError
+
     def ledger(self) -> Ledger:
         raise NotImplementedError
 
@@ -122,7 +131,7 @@ def build_loop(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     folder.acquire()
 
     def build(losses: list[int], max_recoveries: int = 5) -> TrainingLoop:
-        experiment = tiny(engine={"name": "ray", "max_recoveries": max_recoveries})
+        experiment = tiny(engine={"name": "ray", "max_recoveries": max_recoveries}, psi_every=None)
         checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key)
         problem: Any = None
         engine: Any = DummyEngine(losses)
@@ -217,6 +226,7 @@ def test_checkpoint_stores_progress_and_environment(build_loop: Callable[..., Tr
     assert json.loads(json.dumps(stored)) == stored
     assert set(stored) == {
         "training", "evaluating", "started", "recoveries", "blocks", "records", "sizes", "evaluated", "data",
+        "computing",
         "environment"}
     assert stored["blocks"] == [[0], [1]]
     assert stored["records"] == loop.folder.digest_up_to(6)

@@ -1,0 +1,114 @@
+"""Tabulate a comparison over several seeds: means with intervals, paired differences, and who wins or ties."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dbo.platform.runs.schema import METRICS
+from dbo.platform.runs.statistics import PairedDifference, compare_pairs, estimate_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COSTS = {"rounds_to_target": "round", "mb_to_target": "comm_mb", "seconds_to_target": "seconds"}
+# In the order of importance: ψ is what a bilevel method minimises.
+MEASURES = (
+    "psi", "psi_gradient_norm", *COSTS, "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "test_loss",
+    "upper_loss", "solution_error", "penalty_error", "psi_test_accuracy", "comm_mb", "seconds",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which algorithm is the best by one measure, and how all others differ from it."""
+
+    measure: str
+    best: str
+    others: tuple[tuple[str, PairedDifference], ...]        # value of the other minus that of the best
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The algorithms whose difference to the best is within its interval."""
+        return tuple(name for name, difference in self.others if not difference.is_significant)
+
+
+def is_maximized(measure: str) -> bool:
+    metric = METRICS.get(COSTS.get(measure, measure))
+    return metric is not None and metric.direction == "max"
+
+
+def build_seed_table(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a row per algorithm: seeds, how many reached the target, mean and interval of every measure.
+
+    Costs are means over the seeds that reached the target, other measures over the finished runs.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, group in runs.groupby("algorithm", sort=False):
+        row = {
+            "algorithm": name, "single_machine": bool(group["single_machine"].iloc[0]), "seeds": len(group),
+            "finished": int((group["status"] == "finished").sum()), "target": group["target"].iloc[0],
+            "reached": int(group["rounds_to_target"].notna().sum()),
+        }
+        finished = group[group["status"] == "finished"]
+        for measure in _list_measures(runs):
+            estimate = estimate_mean(_to_floats((group if measure in COSTS else finished)[measure]))
+            row[measure] = estimate.mean if estimate else None
+            row[f"{measure}_low"], row[f"{measure}_high"] = (estimate.low, estimate.high) if estimate else (None, None)
+        if "psi_converged" in finished and finished["psi_converged"].notna().any():
+            row["psi_converged"] = finished["psi_converged"].min()
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def build_pair_table(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a row per measure and pair of algorithms: the paired difference, its interval, p, and the winner or tie.
+
+    A pair is compared only where both have a value for every seed.
+    """
+    import pandas as pd
+
+    names, rows = list(dict.fromkeys(runs["algorithm"])), []
+    for measure in _list_measures(runs):
+        for number, one in enumerate(names):
+            for other in names[number + 1:]:
+                found = _compare(runs, measure, one, other)
+                if found is None:
+                    continue
+                better = one if (found.mean > 0) == is_maximized(measure) else other
+                rows.append({
+                    "measure": measure, "one": one, "other": other, "difference": found.mean, "low": found.low,
+                    "high": found.high, "p_value": found.p_value, "seeds": found.count,
+                    "winner": better if found.is_significant else "tie",
+                })
+    return pd.DataFrame(rows)
+
+
+def find_verdict(runs: "pd.DataFrame", measure: str) -> Verdict | None:
+    """Return the best algorithm by a measure among those that have it for every seed; None: fewer than two have."""
+    complete = [
+        str(name) for name, group in runs.groupby("algorithm", sort=False)
+        if measure in group and (group["status"] == "finished").all() and group[measure].notna().all()
+    ]
+    if len(complete) < 2 or runs["seed"].nunique() < 2:
+        return None
+    means = {name: float(runs.loc[runs["algorithm"] == name, measure].mean()) for name in complete}
+    best = (max if is_maximized(measure) else min)(means, key=lambda name: means[name])
+    others = [(name, _compare(runs, measure, name, best)) for name in complete if name != best]
+    return Verdict(measure, best, tuple((name, found) for name, found in others if found is not None))
+
+
+def _compare(runs: "pd.DataFrame", measure: str, one: str, other: str) -> PairedDifference | None:
+    table = runs.pivot(index="seed", columns="algorithm", values=measure)
+    if table[[one, other]].isna().any(axis=None):
+        return None
+    return compare_pairs(_to_floats(table[one]), _to_floats(table[other]))
+
+
+def _to_floats(values: "pd.Series") -> Sequence[float | None]:
+    return [None if value is None or value != value else float(value) for value in values]
+
+
+def _list_measures(runs: "pd.DataFrame") -> list[str]:
+    return [measure for measure in MEASURES if measure in runs and runs[measure].notna().any()]

@@ -1,0 +1,59 @@
+"""Error terms of an analysis: root mean squares over the nodes, whatever the packing."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dbo.algorithms.registry import algorithms
+from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.local import LocalEngine
+from dbo.platform.runs.runner import prepare
+
+Tiny = Callable[..., Experiment]
+
+
+def start(experiment: Experiment, blocks: list[list[int]]) -> LocalEngine:
+    parts, prepared = experiment.parts, prepare(experiment)
+    engine = LocalEngine(parts.algorithm, parts.config, prepared.problem, prepared.network, blocks)
+    for round_ in range(3):
+        engine.advance(round_ + 1)
+    return engine
+
+
+def test_errors_are_the_terms_of_the_papers_analysis(tiny: Tiny) -> None:
+    """Ω of the inner and outer loops, divided by m, as roots."""
+    engine = start(tiny(), [[0, 1, 2, 3]])
+    state = engine.local_blocks[0].state
+    errors = engine.errors()
+
+    def rms(rows: np.ndarray) -> float:
+        return float(np.sqrt(np.sum(rows**2) / len(rows)))
+
+    assert errors["consensus_tracker_x"] == pytest.approx(rms(state.s - state.s.mean(axis=0)), rel=1e-12)
+    assert errors["consensus_tracker_y"] == pytest.approx(rms(state.loop_y.s - state.loop_y.s.mean(axis=0)), rel=1e-12)
+    assert errors["consensus_z"] == pytest.approx(rms(state.z - state.z.mean(axis=0)), rel=1e-12)
+    assert errors["compression_y"] == pytest.approx(rms(state.y - state.loop_y.d_hat), rel=1e-12)
+    assert errors["compression_tracker_z"] == pytest.approx(rms(state.loop_z.s - state.loop_z.s_hat), rel=1e-12)
+    assert min(errors.values()) > 0
+
+
+def test_errors_do_not_depend_on_the_packing(tiny: Tiny) -> None:
+    expected = start(tiny(), [[0, 1, 2, 3]]).errors()
+    for blocks in ([[3], [0], [1], [2]], [[2, 0], [1, 3]], [[1, 2, 3], [0]]):
+        assert start(tiny(), blocks).errors() == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_method_without_terms_has_no_further_errors(tiny: Tiny) -> None:
+    assert start(tiny(algorithm={"name": "d_soba"}), [[0, 1, 2, 3]]).errors() == {}
+
+
+@pytest.mark.parametrize("name", [name for name, method in algorithms().items() if method.network == "gossip"])
+def test_declared_terms_are_arrays_of_the_state(tiny: Tiny, name: str) -> None:
+    """Names of trackers say so, and every value is a finite number from the start on."""
+    experiment = tiny(algorithm={"name": name})
+    parts, prepared = experiment.parts, prepare(experiment)
+    engine = LocalEngine(parts.algorithm, parts.config, prepared.problem, prepared.network, [[0, 1], [2, 3]])
+    errors = engine.errors()
+    assert all(key.startswith(("consensus_", "compression_")) and np.isfinite(value) for key, value in errors.items())
+    assert not {"consensus_x", "consensus_y"} & errors.keys()
