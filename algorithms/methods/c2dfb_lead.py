@@ -118,6 +118,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 @algorithm(
     "c2dfb_lead", config=Config, state=State, init=init,
     packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
+    family="penalty", citation="this project, unpublished, 2026", oracles="first_order",
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,
         steps={"inner_steps": 8, "eta_in": 0.3, "eta_out": 0.3, "gamma_in": 0.3, "gamma_out": 0.8},

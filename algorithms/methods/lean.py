@@ -113,6 +113,7 @@ def with_ratio(q: Compressor, ratio: float | None) -> Compressor:
 @algorithm(
     "lean", config=Config, state=State, init=init,
     packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
+    family="penalty", citation="this project, unpublished, 2026", oracles="first_order",
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=600,
         steps={"inner_steps": 8, "eta_in": 0.3, "eta_out": 0.1, "gamma": 0.5},
