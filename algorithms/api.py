@@ -42,7 +42,6 @@ from dbo.algorithms.gossip import (
     Outgoing,
     Packed,
     PackedRow,
-    PackedSum,
     dense,
     exchange,
     mark_kernels,
@@ -57,7 +56,7 @@ __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
     "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Compressor", "ErrorTerms", "Grid",
     "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Neighbours", "NetworkFacts", "Noise", "NotRowsError",
-    "Outgoing", "Packed", "PackedRow", "PackedSum", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK",
-    "TopShare", "WeightedGradient", "algorithm", "algorithms", "compressor", "counter", "dense", "exchange",
-    "level_tables", "level_values", "mark_kernels", "mean", "mix", "param", "read_scale", "round_key", "scale_code",
+    "Outgoing", "Packed", "PackedRow", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare",
+    "WeightedGradient", "algorithm", "algorithms", "compressor", "counter", "dense", "exchange", "level_tables",
+    "level_values", "mark_kernels", "mean", "mix", "param", "read_scale", "round_key", "scale_code",
 ]

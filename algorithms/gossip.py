@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NoReturn, overload
 import numpy as np
 
 from dbo.algorithms.compression.grid import Grid
+from dbo.algorithms.kernels.lazy import RowSum, unwrap, wrap_sum
 from dbo.algorithms.protocol import Array
 
 Form = Literal["dense", "sparse", "levels"]
@@ -98,25 +99,10 @@ class Packed:
 
     @property
     def values(self) -> Array:
-        """Decode the rows; every access does it again."""
-        return np.stack([row.dense(self.dim) for row in self.rows])
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSum:
-    """Σ_j w_ij q_j of packed rows, not yet computed: for each row of the block its weights and the neighbours' rows."""
-
-    terms: tuple[tuple[tuple[float, PackedRow], ...], ...]
-    dim: int
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """Compute the sum, for algorithms that use it as an array."""
-        kind = self.terms[0][0][1].entries.dtype
-        rows = np.zeros((len(self.terms), self.dim), dtype=kind)
-        for row, terms in zip(rows, self.terms, strict=True):
-            for weight, packed in terms:
-                row[packed.positions(self.dim)] += kind.type(weight) * packed.entries
-        return rows if dtype is None else rows.astype(dtype)
+        """Return the rows; in a sum with other rows they stay packed."""
+        terms = tuple(((1.0, row),) for row in self.rows)
+        rows: Any = wrap_sum(RowSum(terms, self.dim, self.rows[0].entries.dtype))
+        return rows  # type: ignore[no-any-return]
 
 
 def dense(values: Array) -> Message:
@@ -231,4 +217,4 @@ def _message(argument: str, rows: Array | Message | Packed, sender: str = "mix")
         return rows
     if not getattr(rows, "shape", ()):
         raise NotRowsError(f"{sender}({argument}) got a {type(rows).__name__}; must be an array with a row per node")
-    return dense(rows)
+    return dense(unwrap(rows))

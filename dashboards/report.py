@@ -135,6 +135,8 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
     shade = interval if has_seeds else "The shade reaches down to the worst node. "
     panels = "One panel per setting, all with the same axes. " if len(runs.settings) > 1 else ""
     crosses = "A cross ends a run that diverged or failed. " if any(c["failed"] for c in data["curves"]) else ""
+    sampled = {int(run.last_value("nodes_evaluated") or 0) for run in runs.runs} - {0}
+    sample = f"Mean and worst are those of a sample of {min(sampled):,} nodes (eval_nodes). " if sampled else ""
     strip = "The strip below marks lost and replaced workers, divergence and failure. " if data["incidents"] else ""
     has_psi = any(_has_several(curve, "psi") for curve in data["curves"])
     return [
@@ -147,8 +149,8 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
         ),
         curve_section(
             "accuracy", "Accuracy", ["node_accuracy_mean", "test_accuracy"],
-            f"Test accuracy against communication, training time or rounds. {panels}{shade}A ring marks the first "
-            f"evaluation that reached the target. {crosses}{strip}", "These tasks have no accuracy.",
+            f"Test accuracy against communication, training time or rounds. {panels}{shade}{sample}A ring marks the "
+            f"first evaluation that reached the target. {crosses}{strip}", "These tasks have no accuracy.",
         ),
         curve_section(
             "loss", "Loss", ["test_loss", "upper_loss", "lower_loss"],

@@ -33,7 +33,6 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
-from dbo.algorithms.kernels import fused
 from dbo.algorithms.parts.penalty import YObjective, upper_gradient, y_gradient
 
 
@@ -147,13 +146,13 @@ async def c2dfb_lead(st: State, shard: Shard, cfg: Config) -> State:
 
 def publish(v: Inner, grad: Array, cfg: Config, key: Key, channel: str) -> tuple[Message | Packed, Array]:
     """Return q = Q(Y − H) and Ŷ = H + q, with Y = d − η ∇r − η D."""
-    target = v.d - cfg.eta_in * (grad + v.dual)
-    return fused.compress_residual(cfg.compressor, target, v.ref + 0, key, channel)
+    q = cfg.compressor(v.d - cfg.eta_in * (grad + v.dual) - v.ref, key, channel)
+    return q, v.ref + q.values
 
 
 def receive(v: Inner, grad: Array, cfg: Config, hat: Array, wq: Array) -> Inner:
     """Update D and d with the neighbours' Ŷ, and the reference points."""
-    w_hat = fused.add_message_in_place(v.w_ref + 0, wq)
+    w_hat = v.w_ref + wq
     dual = v.dual + cfg.gamma_in / (2 * cfg.eta_in) * (hat - w_hat)
     d = v.d - cfg.eta_in * (grad + dual)
     ref, w_ref = v.ref + cfg.alpha * (hat - v.ref), v.w_ref + cfg.alpha * (w_hat - v.w_ref)

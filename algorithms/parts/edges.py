@@ -17,7 +17,6 @@ from array_api_compat import array_namespace
 
 from dbo.algorithms.compression.compressors import Compressor
 from dbo.algorithms.gossip import Message, Neighbours, Packed
-from dbo.algorithms.kernels import fused
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
 
@@ -62,10 +61,10 @@ def publish(
 ) -> Published:
     """Compress the residual of the step's target; `explained` is a part of it that all neighbours know already."""
     target = loop.v - step.eta * (grad + loop.dual) + step.momentum * (loop.v - loop.old)
-    known = loop.ref + 0 if explained is None else loop.ref + explained
-    message, ref = fused.compress_residual(q, target, known, key, channel)
-    values = message.values
-    return Published(message, values if explained is None else explained + values, ref)
+    residual = target - loop.ref if explained is None else target - loop.ref - explained
+    message = q(residual, key, channel)
+    change = message.values if explained is None else explained + message.values
+    return Published(message, change, loop.ref + change)
 
 
 def advance(
@@ -73,14 +72,13 @@ def advance(
 ) -> Loop:
     """Update copies, dual and iterate from the neighbours' messages; `explained` are the parts known before."""
     xp = array_namespace(loop.v)
-    known = loop.near if explained is None else loop.near + explained
-    near = known + got.rows
+    news = got.rows if explained is None else explained + got.rows
+    near = loop.near + news          # the sums that the neighbours' `publish` computes, with the same rounding
     own_sent, error = sent.change != 0, 0 * loop.v
     for place in range(near.shape[1]):
         apart = sent.ref - near[:, place]
         if step.triggered:
-            news = got.rows[:, place] if explained is None else explained[:, place] + got.rows[:, place]
-            apart = xp.where(own_sent | (news != 0), apart, 0.0)
+            apart = xp.where(own_sent | (news[:, place] != 0), apart, 0.0)
         error = error + got.weights[:, place] * apart
     dual = loop.dual + step.gamma / (2 * step.eta) * error
     v = loop.v - step.eta * (grad + dual) + step.momentum * (loop.v - loop.old)

@@ -54,7 +54,7 @@ def build_heatmaps(runs: GroupedRuns) -> list[dict[str, Any]]:
         values = run.nodes.accuracy[evaluations][:, nodes]
         heatmaps.append({
             "run": runs.label_run(group, run), "rounds": run.nodes.rounds[evaluations].tolist(),
-            "nodes": nodes.tolist(), "node_count": run.nodes.accuracy.shape[1],
+            "nodes": run.nodes.ids[nodes].tolist(), "node_count": run.nodes.accuracy.shape[1],
             "accuracy": [round_significant(row, 3) for row in values.T],
         })
     return heatmaps

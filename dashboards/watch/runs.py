@@ -174,7 +174,7 @@ class WatchedRun:
         return {
             "id": self.id,
             "network": self._network,
-            "nodes": {key: numbers(nodes.get(key)) for key in ("accuracy", "apart_x", "apart_y", "bytes")}
+            "nodes": {key: numbers(nodes.get(key)) for key in ("accuracy", "apart_x", "apart_y", "bytes", "nodes")}
             | {"round": number(nodes.get("round"))},
             "events": [
                 {

@@ -101,6 +101,8 @@ class Experiment(BaseModel):
     until: Until | None = Field(
         None, description="end at the first evaluation at which one holds: {target, rounds, bytes, seconds}")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
+    eval_nodes: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        "all", description="nodes whose own models are evaluated: all, or a sample of n that stays the same")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     dtype: Literal["float32", "float64"] = Field("float32", description="of all variables and messages")
     batch_size: Annotated[int, Field(ge=1)] | BatchSize | None = Field(
@@ -264,6 +266,8 @@ class Experiment(BaseModel):
             identity.pop("start")
         else:
             identity["start"] = models.hash_start(self.start)
+        if self.eval_nodes == "all":
+            identity.pop("eval_nodes")
         if not self.tune_fraction:
             identity.pop("tune_fraction")
         if self.until is None:

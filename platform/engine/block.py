@@ -26,11 +26,11 @@ from dbo.algorithms.api import (
     Outgoing,
     Packed,
     PackedRow,
-    PackedSum,
     Shard,
     State,
 )
-from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, weighted_sum
+from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, is_large
+from dbo.algorithms.kernels.lazy import RowSum, unwrap, wrap, wrap_sum
 from dbo.platform.config.plugins import locate_error
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
@@ -39,7 +39,7 @@ from dbo.platform.engine.common_point import CommonPoint, Floats, Oracle
 from dbo.platform.engine.device import Cpu, Device
 from dbo.platform.engine.error_terms import BlockErrors, measure_errors
 from dbo.platform.engine.shard_wrappers import CountingShard
-from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten
+from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten, unwrap_state, wrap_state
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.network.codecs import EncodedRows, encode_on_device
 from dbo.platform.network.ledger import Ledger
@@ -165,7 +165,9 @@ class Block:
         if can_fuse(self.shard.y0):
             compile_kernels(self.shard.y0.dtype.name)
         self.state: Any = init_state(self.algorithm, self.shard, self._schedules.apply(self.config, 0))
-        self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flatten(self.state).items()}
+        flat = flatten(self.state)
+        self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flat.items()}
+        self._has_large_rows = any(map(is_large, flat.values()))
         self.packets_before = 0              # packets of the last round that has ended
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
@@ -176,9 +178,13 @@ class Block:
             raise ProtocolError(f"round {round_} cannot begin: round {self._round.number} is open")
         self._common = None                  # it may take as much memory as the data
         config = self._schedules.apply(self.config, round_)
-        coroutine = self.algorithm.round(self.state, self.shard, config)
+        if self.state is None:
+            raise ProtocolError(f"round {round_} cannot begin: the last one was abandoned, and nothing was restored")
+        coroutine = self.algorithm.round(wrap_state(self.state), self.shard, config)
         if not isinstance(coroutine, Coroutine):
             raise ProtocolError(f"{self.algorithm.name}: its round is {_describe(coroutine)}; must be an `async def`")
+        if self._has_large_rows:
+            self.state = None      # the round's alone: its arrays are freed as they are replaced
         with self._measure():
             return self._run(_Round(round_, coroutine), None)
 
@@ -198,7 +204,7 @@ class Block:
         finally:
             self.seconds += self._clock() - start
 
-    def _run(self, current: _Round, mixed: tuple[Array | PackedSum | Neighbours, ...] | None) -> Packets | None:
+    def _run(self, current: _Round, mixed: tuple[Array | Neighbours, ...] | None) -> Packets | None:
         """Run the coroutine up to its next packet, or to its end."""
         try:
             current.outgoing = current.coroutine.send(mixed)    # type: ignore[arg-type]  # None starts a coroutine
@@ -219,8 +225,10 @@ class Block:
         return Progress(self._round.step + 1, is_open=True)
 
     def abandon(self) -> None:
-        """Drop an open round. The state stays that of the last round's end, except that fused kernels may have
-        written into its arrays: call `restore` before the next round."""
+        """Drop an open round. The state stays that of the last round's end.
+
+        A state with wide rows belongs to its round and is dropped with it: call `restore` before the next round.
+        """
         if self._round is not None:
             self._round.coroutine.close()
             self._round = None
@@ -258,7 +266,7 @@ class Block:
     def _header(self, current: _Round, sender: int) -> Header:
         return Header(sender=sender, epoch=self.epoch, round=current.number, step=current.step)
 
-    def _mix(self, current: _Round, received: Received) -> tuple[Array | PackedSum | Neighbours, ...]:
+    def _mix(self, current: _Round, received: Received) -> tuple[Array | Neighbours, ...]:
         if self.remote:
             current.expected = expect_rows(current.channels)
         packets = [self._decode(current, node, received) for node in self.remote]
@@ -283,18 +291,19 @@ class Block:
         except WireError as error:
             raise ProtocolError(f"{where}: packet of node {node}: {error}") from error
 
-    def _sum(self, message: Message | Packed, remote: Any) -> Array | PackedSum:
+    def _sum(self, message: Message | Packed, remote: Any) -> Array:
         """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
         if isinstance(message, Packed):
-            return self._sum_packed(message, self._in_node_order(message.rows, remote))
+            return self._sum_rows(self._in_node_order(message.rows, remote), message.dim, message.rows[0].entries.dtype)
         rows = message.values
         if can_fuse(rows):
-            return weighted_sum(self._weights, self._in_node_order(list(rows), remote))
-        return self._apply_weights(rows, remote)
+            return self._sum_rows(self._in_node_order(list(rows), remote), rows.shape[1], rows.dtype)
+        mixed: Array = wrap(self._apply_weights(rows, remote))
+        return mixed
 
     def _separate(self, message: Message | Packed, remote: Any) -> Neighbours:
         """Return every neighbour's row of one channel, with its weight."""
-        values: Any = message.values
+        values: Any = unwrap(message.values)
         xp = array_namespace(values)
         received = [row.dense(message.shape[1]) if isinstance(row, PackedRow) else row for row in remote]
         rows = self._in_node_order(list(values), received)
@@ -314,15 +323,15 @@ class Block:
             rows[at] = row
         return rows
 
-    def _sum_packed(self, message: Packed, rows: list[PackedRow]) -> PackedSum:
+    def _sum_rows(self, rows: list[Any], dim: int, dtype: Any) -> Array:
+        """Return the sums of wide rows, which are computed together with what the algorithm adds to them."""
         w = self._weights
-        return PackedSum(
-            tuple(
-                tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
-                for i in range(len(self.ids))
-            ),
-            message.dim,
+        terms = tuple(
+            tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
+            for i in range(len(self.ids))
         )
+        mixed: Any = wrap_sum(RowSum(terms, dim, dtype))
+        return mixed  # type: ignore[no-any-return]
 
     def _finish(self, state: Any, packets: int) -> None:
         """Check the state that a round has returned, and keep it."""
@@ -330,7 +339,7 @@ class Block:
         if not isinstance(state, self.algorithm.state):
             expected = self.algorithm.state.__name__
             raise ProtocolError(f"{name} must return a {expected}, got a {type(state).__name__}")
-        flat = flatten(state)
+        flat = flatten(state := unwrap_state(state))
         for path, array in flat.items():
             if not is_array_api_obj(array):
                 hint = f"; {array.hint}" if isinstance(array, Outgoing | Mixed) else ""
@@ -399,10 +408,7 @@ class Block:
         return state | ledger | {"oracles": self.shard.calls.copy()}
 
     def restore(self, flat: Flat | None, epoch: int = 0) -> None:
-        """Restore a snapshot, or the start if it is None; drop an open round.
-
-        The block keeps the arrays themselves: rounds may write into them.
-        """
+        """Restore a snapshot, or the start if it is None; drop an open round. The block keeps the arrays themselves."""
         self.abandon()
         self.epoch, self.seconds = epoch, 0.0
         if flat is None:
@@ -437,7 +443,7 @@ def init_state(algorithm: Algorithm, shard: Shard, config: DataclassInstance) ->
     about = f"algorithm {algorithm.name!r}"
     if not isinstance(state, algorithm.state):
         raise InputError(f"{about}: init returns {_describe(state)}; must be a {algorithm.state.__name__}")
-    flat = flatten(state)
+    flat = flatten(state := unwrap_state(state))
     for name, value in flat.items():
         _check_rows(about, name, value, shard.nodes)
         if "float" in str(value.dtype) and value.dtype != shard.x0.dtype:      # its messages would have other sizes

@@ -1,6 +1,12 @@
-"""Evaluate a run: the mean model, the nodes' own models, consensus, traffic and oracle calls."""
+"""Evaluate a run: the mean model, the nodes' own models, consensus, traffic and oracle calls.
+
+The models of `eval_nodes` nodes are evaluated: of all nodes, or of a sample that is the same throughout a run.
+A line of nodes.jsonl has accuracies and distances of at most `MAX_RECORDED` nodes, whose numbers are in `nodes`.
+"""
 
 import math
+from typing import Literal
+from zlib import crc32
 
 import numpy as np
 
@@ -10,10 +16,22 @@ from dbo.platform.engine.base import Engine, Record
 from dbo.platform.engine.psi import limit_products, solve_psi
 from dbo.tasks.api import Problem
 
+MAX_RECORDED = 1_000         # nodes in a line of nodes.jsonl
+_CHUNK = 1 << 22             # entries of rows whose distances are computed at once
+
+
+def sample_nodes(seed: int, nodes: int, count: int, purpose: str) -> Array:
+    """Return the numbers of `count` nodes, or of all, in order; the seed and the purpose determine the sample."""
+    if count >= nodes:
+        return np.arange(nodes)
+    generator = np.random.default_rng([seed, crc32(purpose.encode())])
+    return np.sort(generator.choice(nodes, count, replace=False))
+
 
 @np.errstate(over="ignore", invalid="ignore")      # `first_nonfinite_metric` detects what overflows here
 def evaluate(
-    engine: Engine, problem: Problem, algorithm: Algorithm, config: DataclassInstance
+    engine: Engine, problem: Problem, algorithm: Algorithm, config: DataclassInstance,
+    eval_nodes: int | Literal["all"] = "all", seed: int = 0,
 ) -> tuple[Record, Record]:
     """Return all columns of metrics.jsonl except the clocks, and the columns of nodes.jsonl.
 
@@ -23,19 +41,26 @@ def evaluate(
     the algorithm declares. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
     if there are any. `public_accuracy_*` belong to (x_i, Σ_j w_ij ŷ_j) with what the neighbours have published of y,
-    for methods that keep it. `channels` are the bytes of all nodes by channel.
+    for methods that keep it. `channels` are the bytes of all nodes by channel. With a sample of nodes, everything about
+    the nodes' own models is that of the sample, whose size is `nodes_evaluated`.
     """
     x, y, direction = _rows(engine, "x"), _rows(engine, "y"), _rows(engine, "direction")
     x_mean, y_mean = _mean(x), _mean(y)
     upper, lower = engine.losses(x_mean, y_mean)
-    of_mean, of_nodes = problem.evaluate(x_mean, y_mean), problem.evaluate(x, y)
+    sample = sample_nodes(seed, len(x), len(x) if eval_nodes == "all" else eval_nodes, "evaluated nodes")
+    is_sample = len(sample) < len(x)
+    own_x, own_y = (x[sample], y[sample]) if is_sample else (x, y)
+    of_mean, of_nodes = problem.evaluate(x_mean, y_mean), problem.evaluate_nodes(own_x, own_y)
     ledger = engine.ledger()
     accuracy = of_nodes.get("test_accuracy")
     distance_x, distance_y = _distances(x, x_mean), _distances(y, y_mean)
+    recorded = sample_nodes(seed, len(sample), MAX_RECORDED, "recorded nodes")      # positions in the sample
+    ids = sample[recorded]
     nodes = {
-        "accuracy": None if accuracy is None else np.asarray(accuracy, dtype=np.float64).round(6).tolist(),
-        "apart_x": distance_x.tolist(), "apart_y": distance_y.tolist(),
-        "bytes": ledger.bytes_by_node().tolist(),
+        **({} if len(ids) == len(x) else {"nodes": ids.tolist()}),
+        "accuracy": None if accuracy is None else np.asarray(accuracy, np.float64)[recorded].round(6).tolist(),
+        "apart_x": distance_x[ids].tolist(), "apart_y": distance_y[ids].tolist(),
+        "bytes": ledger.bytes_by_node().tolist(),       # of all nodes: `dbo replay` needs them
         "channels": {name: int(counts.sum()) for name, counts in sorted(ledger.bytes_by_channel().items())},
     }
     return {
@@ -58,8 +83,9 @@ def evaluate(
         **_own_metrics(of_mean, of_nodes),
         **problem.task_metrics(x_mean[0], y_mean[0]),
         **_penalty_metrics(problem, algorithm, config, x_mean[0]),
-        **_tune_metrics(problem, x, y),
-        **_public_metrics(problem, x, engine.rows("public_y")),
+        **_tune_metrics(problem, own_x, own_y),
+        **({"nodes_evaluated": len(sample)} if is_sample else {}),
+        **_public_metrics(problem, own_x, engine.rows("public_y"), sample),
     }, nodes
 
 
@@ -97,9 +123,11 @@ def first_nonfinite_metric(record: Record) -> str | None:
     return next((name for name, v in record.items() if isinstance(v, float) and not math.isfinite(v)), None)
 
 
-def _public_metrics(problem: Problem, x: Array, public_y: Array | None) -> dict[str, float]:
+def _public_metrics(problem: Problem, x: Array, public_y: Array | None, sample: Array) -> dict[str, float]:
     """Return the accuracies of the models that neighbourhoods have published, if the state has them."""
-    accuracy = None if public_y is None else problem.evaluate(x, public_y).get("test_accuracy")
+    if public_y is None:
+        return {}
+    accuracy = problem.evaluate_nodes(x, public_y[sample]).get("test_accuracy")
     if accuracy is None:
         return {}
     return {
@@ -135,8 +163,13 @@ def _mean(rows: Array) -> Array:
 
 
 def _distances(rows: Array, mean: Array) -> Array:
-    """Return (nodes,) distances of the rows to the mean; one row at a time, since rows can be long."""
-    return np.array([np.sqrt(np.sum((row - mean[0]).astype(np.float64) ** 2)) for row in rows])
+    """Return (nodes,) distances of the rows to the mean; a few rows at a time, since all can be large."""
+    step = max(1, _CHUNK // max(1, rows.shape[1]))
+    parts = [
+        np.sqrt(np.sum((rows[start : start + step] - mean).astype(np.float64) ** 2, axis=1))
+        for start in range(0, len(rows), step)
+    ]
+    return np.concatenate(parts)
 
 
 def _rms(values: Array) -> float:

@@ -10,6 +10,7 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from dbo.algorithms.api import Array, Key, NetworkFacts, WeightedGradient
+from dbo.algorithms.kernels.lazy import unwrap, wrap
 from dbo.tasks.api import Batches, Problem
 from dbo.tasks.api import Shard as TaskShard
 
@@ -19,6 +20,8 @@ _GRADIENTS, _HVPS, _JVPS, _SAMPLES = range(len(COUNTERS))
 
 class CountingShard:
     """Count the oracle calls of each row, and the samples that they see; draw batches.
+
+    Tasks see arrays; results of many entries get lazy arithmetic.
 
     Partial gradients, Hessian- and Jacobian-vector products are counted apart. A batch adds to the counts of the shard
     that it was drawn from.
@@ -35,7 +38,6 @@ class CountingShard:
         self.network = network or NetworkFacts()
         self.nodes, self.dim_x, self.dim_y = shard.nodes, shard.dim_x, shard.dim_y
         self.ids, self.seed, self.x0, self.y0 = shard.ids, shard.seed, shard.x0, shard.y0
-        self.f, self.g = shard.f, shard.g
         self.h_y = None if shard.h_y is None else self._count_weighted_gradients(shard.h_y)
         new = np.zeros((len(COUNTERS), shard.nodes), dtype=np.int64)
         self.calls: NDArray[np.int64] = new if calls is None else calls
@@ -69,45 +71,53 @@ class CountingShard:
         def counted(x: Array, y: Array, f_weight: float, g_weight: float) -> Array:
             self.calls[_GRADIENTS] += 2      # ∇_y f and ∇_y g
             self.calls[_SAMPLES] += self._lower + self._upper
-            return h_y(x, y, f_weight, g_weight)
+            rows: Array = wrap(h_y(unwrap(x), unwrap(y), f_weight, g_weight))
+            return rows
 
         return counted
 
+    def f(self, x: Array, y: Array) -> Array:
+        return self.shard.f(unwrap(x), unwrap(y))
+
+    def g(self, x: Array, y: Array) -> Array:
+        return self.shard.g(unwrap(x), unwrap(y))
+
     def f_x(self, x: Array, y: Array) -> Array:
-        self.calls[_GRADIENTS] += 1
-        self.calls[_SAMPLES] += self._upper
-        return self.shard.f_x(x, y)
+        return self._gradient(self.shard.f_x, self._upper, x, y)
 
     def f_y(self, x: Array, y: Array) -> Array:
-        self.calls[_GRADIENTS] += 1
-        self.calls[_SAMPLES] += self._upper
-        return self.shard.f_y(x, y)
+        return self._gradient(self.shard.f_y, self._upper, x, y)
 
     def g_x(self, x: Array, y: Array) -> Array:
-        self.calls[_GRADIENTS] += 1
-        self.calls[_SAMPLES] += self._lower
-        return self.shard.g_x(x, y)
+        return self._gradient(self.shard.g_x, self._lower, x, y)
 
     def g_y(self, x: Array, y: Array) -> Array:
+        return self._gradient(self.shard.g_y, self._lower, x, y)
+
+    def _gradient(self, oracle: Callable[[Array, Array], Array], samples: Array, x: Array, y: Array) -> Array:
         self.calls[_GRADIENTS] += 1
-        self.calls[_SAMPLES] += self._lower
-        return self.shard.g_y(x, y)
+        self.calls[_SAMPLES] += samples
+        rows: Array = wrap(oracle(unwrap(x), unwrap(y)))
+        return rows
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
         self.calls[_HVPS] += 1
         self.calls[_SAMPLES] += self._lower
-        return self.shard.g_yy(x, y, v)
+        rows: Array = wrap(self.shard.g_yy(unwrap(x), unwrap(y), unwrap(v)))
+        return rows
 
     def g_yy_of(self, rows: NDArray[np.bool_], x: Array, y: Array, v: Array) -> Array:
         """Return ∇²_yy g v of all rows, but count it for `rows` only: the algorithm uses no others."""
         self.calls[_HVPS, rows] += 1
         self.calls[_SAMPLES, rows] += self._lower[rows]
-        return self.shard.g_yy(x, y, v)
+        products: Array = wrap(self.shard.g_yy(unwrap(x), unwrap(y), unwrap(v)))
+        return products
 
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
         self.calls[_JVPS] += 1
         self.calls[_SAMPLES] += self._lower
-        return self.shard.g_xy(x, y, v)
+        rows: Array = wrap(self.shard.g_xy(unwrap(x), unwrap(y), unwrap(v)))
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +202,7 @@ class _WrappedProblem:
     def __init__(self, problem: Problem, nodes: int) -> None:
         self.problem = problem
         self.nodes, self.dim_x, self.dim_y = nodes, problem.dim_x, problem.dim_y
-        self.evaluate, self.describe = problem.evaluate, problem.describe
+        self.evaluate, self.evaluate_nodes, self.describe = problem.evaluate, problem.evaluate_nodes, problem.describe
         self.sample_sizes, self.tune_losses = problem.sample_sizes, problem.tune_losses
         self.task_metrics, self.penalty_solution = problem.task_metrics, problem.penalty_solution
 

@@ -28,7 +28,7 @@ _CHANNEL = "channel."    # prefix of a channel's table in an export
 class Ledger:
     """Counts per channel and node."""
 
-    def __init__(self, ids: Sequence[int], degree: Sequence[int] | Counts) -> None:
+    def __init__(self, ids: Sequence[int] | Counts, degree: Sequence[int] | Counts) -> None:
         self.ids: Counts = np.array(ids, dtype=np.int64)
         self.degree: Counts = np.array(degree, dtype=np.int64)
         if self.ids.shape != self.degree.shape or len(set(self.ids.tolist())) != self.ids.size:
@@ -106,28 +106,33 @@ class Ledger:
 
     def restore(self, *exports: Mapping[str, NDArray[Any]]) -> None:
         """Go back to the counts of an export; those of other blocks may be among them, rows are found by node."""
-        where = {node: (part, row) for part in exports for row, node in enumerate(part["ids"].tolist())}
-        if sum(len(part["ids"]) for part in exports) != len(where):
+        given = np.concatenate([part["ids"] for part in exports]) if exports else self.ids[:0]
+        order = np.argsort(given, kind="stable")
+        if len(np.unique(given)) != len(given):
             raise ValueError("ledger: a node is in more than one export")
-        missing = [node for node in self.ids.tolist() if node not in where]
-        if missing:
-            raise ValueError(f"ledger: no counts for nodes {missing}")
+        at = np.searchsorted(given[order], self.ids)
+        is_known = at < len(given)
+        is_known[is_known] = given[order][at[is_known]] == self.ids[is_known]
+        if not is_known.all():
+            raise ValueError(f"ledger: no counts for nodes {self.ids[~is_known].tolist()}")
+        rows = order[at]                                    # of the exports one below the other
         names = dict.fromkeys(key for part in exports for key in part if key.startswith(_CHANNEL))
-        tables = {name: np.zeros((self.ids.size, 4), dtype=np.int64) for name in names}
-        for at, node in enumerate(self.ids.tolist()):
-            part, row = where[node]
-            self.packets[at], self.header[at] = part["packets"][row], part["header"][row]
-            for name in names:
-                if name in part:
-                    tables[name][at] = part[name][row]
-        self._tables = {name.removeprefix(_CHANNEL): table for name, table in tables.items()}
+        self.packets[:] = np.concatenate([part["packets"] for part in exports])[rows]
+        self.header[:] = np.concatenate([part["header"] for part in exports])[rows]
+        self._tables = {
+            name.removeprefix(_CHANNEL): np.concatenate([
+                part[name] if name in part else np.zeros((len(part["ids"]), 4), dtype=np.int64) for part in exports
+            ])[rows]
+            for name in names
+        }
 
     @classmethod
     def merge(cls, parts: Iterable["Ledger"]) -> Self:
         """Return one ledger of all blocks' rows, in node order."""
         parts = list(parts)
-        degree = {node: d for part in parts for node, d in zip(part.ids.tolist(), part.degree.tolist(), strict=True)}
-        merged = cls(sorted(degree), [degree[node] for node in sorted(degree)])
+        ids, degree = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "degree"))
+        nodes, first = np.unique(ids, return_index=True)
+        merged = cls(nodes, degree[first])
         merged.restore(*(part.export() for part in parts))
         return merged
 

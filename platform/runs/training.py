@@ -103,7 +103,8 @@ class TrainingLoop:
         start = time.perf_counter()
         self._check_finite(round_, self.engine.first_nonfinite())
         parts = self.experiment.parts
-        measured, nodes = evaluate(self.engine, self.problem, parts.algorithm, parts.config)
+        measured, nodes = evaluate(
+            self.engine, self.problem, parts.algorithm, parts.config, self.experiment.eval_nodes, self.experiment.seed)
         self._check_finite(round_, first_nonfinite_metric(measured))
         if has_psi := self._needs_psi(round_, is_last):
             measured |= self._evaluate_psi(is_last)
