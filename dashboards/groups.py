@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbo.dashboards.load import RunCollection, RunData
-from dbo.dashboards.palette import sort_key
+from dbo.dashboards.palette import AlgorithmStyle, get_style, sample_series, sort_key
 from dbo.platform.runs.schema import Target
 from dbo.platform.runs.statistics import MeanEstimate, estimate_mean
 
@@ -113,6 +113,24 @@ class GroupedRuns:
     @cached_property
     def max_seeds(self) -> int:
         return max(len(group.runs) for group in self.seed_groups)
+
+    @cached_property
+    def series(self) -> dict[str, AlgorithmStyle]:
+        """What a legend distinguishes: the algorithms or, of one algorithm, the values of what was varied."""
+        names = list(dict.fromkeys(self.name_series(group) for group in self.seed_groups))
+        if len(self.algorithms) > 1 or len(names) == 1:
+            return {name: get_style(name) for name in self.algorithms}
+        return dict(zip(names, sample_series(len(names)), strict=True))
+
+    def name_series(self, group: SeedGroup) -> str:
+        """Return the entry of the legend that a group belongs to, such as `K = 5`."""
+        if len(self.algorithms) > 1 or len({other.variant for other in self.seed_groups}) == 1:
+            return group.algorithm
+        return group.variant.replace("=", " = ") or group.algorithm
+
+    def get_style(self, group: SeedGroup) -> AlgorithmStyle:
+        """Return the style of a group's curve, the same in figures, table and cards."""
+        return self.series[self.name_series(group)]
 
     def has_column(self, column: str) -> bool:
         return any(np.isfinite(run.find_column(column)).any() for run in self.runs)

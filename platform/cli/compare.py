@@ -136,7 +136,7 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
     has_accuracy = rows["test_accuracy"].notna().any()
     final = _ACCURACIES if has_accuracy else {name: found for name, found in _DISTANCES.items() if found[0] in rows}
     metric = re.split("[<>=]", target)[0]
-    if metric in rows and metric not in {column for column, _ in final.values()}:
+    if metric in rows and metric not in {"psi", *(column for column, _ in final.values())}:
         final = {metric: (metric, ".4g"), **final}
     meaning = "accuracy of the mean model, mean over nodes, worst node" if has_accuracy else "values of the mean model"
     lead = _PSI if "psi" in rows and rows["psi"].notna().any() else {}
