@@ -7,9 +7,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from dbo.notebook import is_notebook
 
 import dbo
+from dbo.notebook import is_notebook
 
 SMALL: dict[str, Any] = {
     "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}, "nodes": 4, "rounds": 3, "engine": "local",
