@@ -1,4 +1,4 @@
-"""Exchange rows with the neighbours: `mix` and `exchange`, the only awaitables of an algorithm, and their messages.
+"""Exchange rows with the neighbours: `mix` and `exchange`, the awaitables of gossip methods, and their messages.
 
 `wy = await mix(y)` sends y to the neighbours and returns Σ_j w_ij y_j, the own rows included. `wx, ws = await mix(x=x,
 s=s)` sends several channels in one packet. `(near,) = await exchange(y=y)` sends the same packet, and returns each
@@ -17,6 +17,7 @@ from dbo.algorithms.kernels.lazy import RowSum, unwrap, wrap_sum
 from dbo.algorithms.protocol import Array
 
 Form = Literal["dense", "sparse", "levels"]
+Route = Literal["edges", "up", "down"]      # to the neighbours, from clients to the server, from the server to clients
 
 MANY_WORDS = 1 << 10    # words of marks, 64 entries each, from which a kernel outweighs its call
 
@@ -166,8 +167,10 @@ class Outgoing(_NoArithmetic):
 
     channels: dict[str, Message | Packed]
     single: bool = False                # one array without a name: awaiting it gives one array
+    route: Route = "edges"
+    participants: frozenset[int] = frozenset()      # clients that send (up) or receive (down)
     separate: bool = False              # awaiting it gives `Neighbours` of each channel, not the sum
-    hint: ClassVar[str] = "mix(...) and exchange(...) must be awaited: write `await mix(...)`"
+    hint: ClassVar[str] = "mix(...) must be awaited: write `await mix(...)`"
 
     def __await__(self) -> Generator["Outgoing", tuple[Any, ...], Any]:
         answers = yield self
@@ -189,16 +192,25 @@ def mix(*rows: Array | Message | Packed, **channels: Array | Message | Packed) -
     One array without a name gives one array; named channels give a tuple, in the order of the arguments. Bytes are
     counted by these names; the channel of an array without a name is called "value".
     """
+    return make_outgoing("mix", rows, channels)
+
+
+def make_outgoing(
+    name: str, rows: tuple[Array | Message | Packed, ...], channels: dict[str, Array | Message | Packed],
+    route: Route = "edges", participants: frozenset[int] = frozenset(),
+) -> Outgoing:
+    """Return the packets of one array without a name, or of named channels; `name` is the caller's, for errors."""
     if len(rows) > 1 or (rows and channels):
         got = f"{len(rows)} arrays" if len(rows) > 1 else "an array"
         beside = f" beside {', '.join(channels)}" if channels else ""
         raise NotRowsError(
-            f"mix(...) got {got} without a name{beside}; must be one array, `wx = await mix(x)`, "
-            f"or named ones, `wx, wy = await mix(x=…, y=…)`"
+            f"{name}(...) got {got} without a name{beside}; must be one array, `wx = await {name}(x)`, "
+            f"or named ones, `wx, wy = await {name}(x=…, y=…)`"
         )
     if rows:
-        return Outgoing({_UNNAMED: _message("…", rows[0])}, single=True)
-    return Outgoing({name: _message(f"{name}=…", value) for name, value in channels.items()})
+        return Outgoing({_UNNAMED: _message(name, "…", rows[0])}, True, route, participants)
+    messages = {key: _message(name, f"{key}=…", value) for key, value in channels.items()}
+    return Outgoing(messages, False, route, participants)
 
 
 def exchange(**channels: Array | Message | Packed) -> Awaitable[tuple[Neighbours, ...]]:
@@ -208,13 +220,13 @@ def exchange(**channels: Array | Message | Packed) -> Awaitable[tuple[Neighbours
     edge, copies of neighbours, weights of one's own.
     """
     return Outgoing(
-        {name: _message(f"{name}=…", value, "exchange") for name, value in channels.items()}, separate=True
+        {name: _message("exchange", f"{name}=…", value) for name, value in channels.items()}, separate=True
     )
 
 
-def _message(argument: str, rows: Array | Message | Packed, sender: str = "mix") -> Message | Packed:
+def _message(name: str, argument: str, rows: Array | Message | Packed) -> Message | Packed:
     if isinstance(rows, Message | Packed):
         return rows
     if not getattr(rows, "shape", ()):
-        raise NotRowsError(f"{sender}({argument}) got a {type(rows).__name__}; must be an array with a row per node")
+        raise NotRowsError(f"{name}({argument}) got a {type(rows).__name__}; must be an array with a row per node")
     return dense(unwrap(rows))

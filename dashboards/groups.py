@@ -4,7 +4,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,7 +162,7 @@ class _GroupKey(NamedTuple):
 def group_runs(collection: RunCollection) -> GroupedRuns:
     """Group runs by setting, algorithm, variant and seed; a repetition of the same experiment is a duplicate."""
     parameters = {id(run): flatten(run.experiment) for run in collection.runs}
-    settings = {id(run): _find_setting(run) for run in collection.runs}
+    settings = _join_stars(collection.runs, {id(run): _find_setting(run) for run in collection.runs})
     varying = _find_varying_keys(collection.runs, parameters, settings)
     groups: dict[_GroupKey, dict[str, RunData]] = {}
     sort_values: dict[_GroupKey, tuple[Any, ...]] = {}
@@ -248,6 +248,23 @@ def _find_setting(run: RunData) -> ComparisonSetting:
         task, nodes if isinstance(nodes, int) else 0, _describe(parts["topology"]), _describe(parts["partition"]),
         run.target,
     )
+
+
+def _join_stars(
+    runs: Sequence[RunData], settings: dict[int, ComparisonSetting]
+) -> dict[int, ComparisonSetting]:
+    """Give runs with a server the setting of the only graph that they are compared with, if there is one."""
+    has_server = {id(run) for run in runs if run.network and run.network.server is not None}
+    joined = dict(settings)
+    for key in has_server:
+        mine = settings[key]
+        others = {
+            setting for other, setting in settings.items()
+            if other not in has_server and replace(setting, topology=mine.topology) == mine
+        }
+        if len(others) == 1:
+            joined[key] = others.pop()
+    return joined
 
 
 def _hash_graph(run: RunData) -> str:

@@ -9,11 +9,10 @@ from statistics import fmean
 
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.base import RunSpec
 from dbo.platform.engine.evaluation import evaluate
 from dbo.platform.engine.factory import start_engine
-from dbo.platform.engine.shard_wrappers import pool_nodes
-from dbo.platform.network.topology import single_node
 from dbo.platform.runs.runner import Prepared, prepare
 from dbo.platform.runs.schema import Summary
 from dbo.sweeps.grid import SweepCell
@@ -102,9 +101,7 @@ def _prepare_once(experiment: Experiment, problems: dict[str, Prepared]) -> Prep
 def measure_experiment(experiment: Experiment, prepared: Prepared) -> Measurement:
     """Run one round to warm up and one with a clock, in this process."""
     parts, settings = experiment.parts, experiment.to_dict()
-    problem, graph = prepared.problem, prepared.network
-    if parts.algorithm.network == "single":
-        problem, graph = pool_nodes(problem), single_node()
+    problem, graph = arrange(parts.algorithm, prepared.problem, prepared.network)
     engine = start_engine(LocalSettings(threads=1), RunSpec(
         parts.algorithm, parts.config, problem, graph, settings, batches=parts.batches, schedules=parts.schedules))
     try:

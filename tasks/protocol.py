@@ -151,6 +151,11 @@ class Shard(ABC):
         return len(self.ids)
 
     @property
+    def clients(self) -> int:
+        """The clients of the whole network, if it has a server; otherwise 0."""
+        return 0
+
+    @property
     def dim_x(self) -> int:
         return int(self.x0.shape[1])
 

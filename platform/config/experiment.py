@@ -164,6 +164,8 @@ class Experiment(BaseModel):
             for key in overriding.SECTIONS
         }
         task = _resolve_task(named["task"])
+        has_topology = isinstance(data, Mapping) and "topology" in data
+        named["topology"] = _choose_topology(named["topology"], named["algorithm"]["name"], has_topology)
         sections = {
             "task": task,
             "algorithm": _resolve_algorithm(named["algorithm"], task, made.presets),
@@ -319,6 +321,19 @@ def _resolve_task(section: Section) -> Section:
     filled = validate("task", (task, DATASETS[dataset]), given)
     own = {"name": name, "dataset": dataset}
     return own | filled | own       # some tasks declare `dataset` as a parameter, with a default
+
+
+def _choose_topology(section: Section, algorithm: str, is_given: bool) -> Section:
+    """Return the topology: for a method with a server it is the star, and no other one is allowed."""
+    found = algorithms().get(algorithm)
+    if found is None or found.network != "star":
+        return section
+    if is_given and section["name"] != "star":
+        raise InputError(
+            f"topology.name: {section['name']!r} is not allowed with {algorithm}, "
+            f"which needs {found.requirements}; allowed: star"
+        )
+    return section if is_given else {"name": "star"}
 
 
 def _is_sparse(dataset: str) -> bool:

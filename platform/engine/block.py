@@ -38,6 +38,7 @@ from dbo.platform.engine.base import Blocks
 from dbo.platform.engine.common_point import CommonPoint, Floats, Oracle
 from dbo.platform.engine.device import Cpu, Device
 from dbo.platform.engine.error_terms import BlockErrors, measure_errors
+from dbo.platform.engine.routes import RoutePlan, plan_downlink, plan_gossip, plan_uplink
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten, unwrap_state, wrap_state
 from dbo.platform.errors import InputError, RunError
@@ -50,6 +51,8 @@ from dbo.tasks.api import Batches, Problem
 
 Packets: TypeAlias = dict[int, bytes]                           # sender → its encoded packet
 Received: TypeAlias = Mapping[int, bytes | memoryview]          # the same, in any memory
+
+_MAX_PLANS = 8          # of the clients of a round and of the next ones
 
 EVALUATED = ("x", "y", "direction")
 
@@ -90,7 +93,7 @@ def is_round_open(blocks: Blocks, progress: Sequence[Progress]) -> bool:
     )
     raise ProtocolError(
         f"blocks {_format_blocks(finished)} finished after {packets} packets, blocks {_format_blocks(others)} did not; "
-        f"every node must await mix(...) the same number of times"
+        f"every node must await mix(...), or average(...) and the like, the same number of times"
     )
 
 
@@ -136,20 +139,9 @@ class Block:
         placed = self.device.place(problem.shard(self.ids))
         self.shard = CountingShard(placed, batches, network=describe_network(network))
         self._schedules = schedules or Schedules()
-        own = set(self.ids)
-        self.remote = tuple(sorted({j for i in self.ids for j in network.neighbours[i]} - own))
-        # Rows with a neighbour in another block: only their packets are encoded.
-        self._senders = {
-            node: row for row, node in enumerate(self.ids) if any(j not in own for j in network.neighbours[node])
-        }
-        order = sorted(own | set(self.remote))
-        self._own_at = np.searchsorted(order, self.ids)
-        self._remote_at = np.searchsorted(order, self.remote)
-        weights = network.weights[list(self.ids)][:, order].tocsr()
-        weights.sort_indices()               # neighbour sums run in node order, whatever the packing
-        self._weights, self._apply_weights = weights, self.device.mixing(weights, self._own_at, self._remote_at)
-        self._places = _list_places(network, self.ids, order)
-        self._degree = network.degree[list(self.ids)]
+        self._network = network
+        self._plans = {("edges", frozenset[int]()): plan_gossip(network, self.ids, self.device)}
+        self._places = _list_places(network, self.ids)
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
         self._problem = problem
@@ -161,7 +153,7 @@ class Block:
     def _start(self) -> None:
         self.seconds = 0.0
         self.shard.calls[:] = 0
-        self.ledger = Ledger(self.ids, self._degree)
+        self.ledger = Ledger(self.ids, self._network.degree[list(self.ids)])
         if can_fuse(self.shard.y0):
             compile_kernels(self.shard.y0.dtype.name)
         self.state: Any = init_state(self.algorithm, self.shard, self._schedules.apply(self.config, 0))
@@ -237,7 +229,10 @@ class Block:
         """Count the packets of all rows; encode those that leave the block."""
         if not isinstance(current.outgoing, Outgoing):
             kind = type(current.outgoing).__name__
-            raise ProtocolError(f"{self.algorithm.name} awaits a {kind}; only mix(...) and exchange(...) are allowed")
+            raise ProtocolError(f"{self.algorithm.name} awaits a {kind}; only {self._allowed} is allowed")
+        if (current.outgoing.route == "edges") != (self._network.server is None):
+            raise ProtocolError(
+                f"{self.algorithm.name} declares network={self.algorithm.network!r}; only {self._allowed} is allowed")
         channels = current.channels
         for name, message in channels.items():
             if len(message.shape) != 2 or message.shape[0] != len(self.ids):
@@ -245,15 +240,33 @@ class Block:
                     f"{self.algorithm.name} sends {name} of shape {message.shape}; "
                     f"must be (nodes, entries) = ({len(self.ids)}, …) for nodes {_format_blocks([[*self.ids]])}"
                 )
-        sizes = measure(channels)
-        self.ledger.record(channels, sizes)
-        if not self._senders:
+        plan, sizes = self._plan(current.outgoing), measure(channels)
+        self.ledger.record(channels, sizes, plan.sends, plan.receivers)
+        if not plan.senders:
             return {}
         try:
-            messages = encode_on_device(channels, self._senders.values(), sizes.tables)
+            messages = encode_on_device(channels, plan.senders.values(), sizes.tables)
         except WireError as error:
             raise ProtocolError(f"{self.algorithm.name} sends: {error}") from error
-        return {node: self._encode(current, node, messages, row) for node, row in self._senders.items()}
+        return {node: self._encode(current, node, messages, row) for node, row in plan.senders.items()}
+
+    @property
+    def _allowed(self) -> str:
+        return "mix(...) or exchange(...)" if self._network.server is None else "average(...), broadcast(...) or aggregate(...)"
+
+    def _plan(self, outgoing: Outgoing) -> RoutePlan:
+        """Return who sends to whom in this step; clients that take part may change from round to round."""
+        key = outgoing.route, outgoing.participants
+        if key not in self._plans:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            names = self.shard.ids.tolist()     # participants are named as their random numbers are
+            present = np.array([name in outgoing.participants for name in names], dtype=bool)
+            make = plan_uplink if outgoing.route == "up" else plan_downlink
+            remote = set(outgoing.participants) - set(names)
+            self._plans[key] = make(
+                self._network, self.ids, present, remote, self.device, len(outgoing.participants))
+        return self._plans[key]
 
     def _encode(
         self, current: _Round, node: int, messages: dict[str, Message | Packed | EncodedRows], row: int
@@ -267,15 +280,17 @@ class Block:
         return Header(sender=sender, epoch=self.epoch, round=current.number, step=current.step)
 
     def _mix(self, current: _Round, received: Received) -> tuple[Array | Neighbours, ...]:
-        if self.remote:
+        assert current.outgoing is not None
+        plan = self._plan(current.outgoing)
+        if plan.remote:
             current.expected = expect_rows(current.channels)
-        packets = [self._decode(current, node, received) for node in self.remote]
+        packets = [self._decode(current, node, received) for node in plan.remote]
         rows: Mapping[str, Any] = {name: [packet.channels[name] for packet in packets] for name in current.channels}
         if packets:
             rows = self.device.expand(rows)
-        if current.outgoing is not None and current.outgoing.separate:
-            return tuple(self._separate(message, rows[name]) for name, message in current.channels.items())
-        return tuple(self._sum(message, rows[name]) for name, message in current.channels.items())
+        if current.outgoing.separate:
+            return tuple(self._separate(plan, message, rows[name]) for name, message in current.channels.items())
+        return tuple(_sum(plan, message, rows[name]) for name, message in current.channels.items())
 
     def _decode(self, current: _Round, node: int, received: Received) -> Packet:
         """Decode a neighbour's packet, which must belong to this step and have rows like the own ones."""
@@ -291,22 +306,12 @@ class Block:
         except WireError as error:
             raise ProtocolError(f"{where}: packet of node {node}: {error}") from error
 
-    def _sum(self, message: Message | Packed, remote: Any) -> Array:
-        """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
-        if isinstance(message, Packed):
-            return self._sum_rows(self._in_node_order(message.rows, remote), message.dim, message.rows[0].entries.dtype)
-        rows = message.values
-        if can_fuse(rows):
-            return self._sum_rows(self._in_node_order(list(rows), remote), rows.shape[1], rows.dtype)
-        mixed: Array = wrap(self._apply_weights(rows, remote))
-        return mixed
-
-    def _separate(self, message: Message | Packed, remote: Any) -> Neighbours:
+    def _separate(self, plan: RoutePlan, message: Message | Packed, remote: Any) -> Neighbours:
         """Return every neighbour's row of one channel, with its weight."""
         values: Any = unwrap(message.values)
         xp = array_namespace(values)
         received = [row.dense(message.shape[1]) if isinstance(row, PackedRow) else row for row in remote]
-        rows = self._in_node_order(list(values), received)
+        rows = _in_node_order(plan, list(values), received)
         nothing = xp.zeros_like(values[0])
         at, weights, own = self._places
         picked = [xp.stack([nothing if k < 0 else rows[k] for k in places]) for places in at] if at.shape[1] else []
@@ -316,22 +321,6 @@ class Block:
             xp.asarray(weights, dtype=values.dtype, device=device(values)),
             xp.asarray(own, dtype=values.dtype, device=device(values)),
         )
-
-    def _in_node_order(self, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
-        rows: list[Any] = [None] * (len(own) + len(remote))
-        for at, row in chain(zip(self._own_at, own, strict=True), zip(self._remote_at, remote, strict=True)):
-            rows[at] = row
-        return rows
-
-    def _sum_rows(self, rows: list[Any], dim: int, dtype: Any) -> Array:
-        """Return the sums of wide rows, which are computed together with what the algorithm adds to them."""
-        w = self._weights
-        terms = tuple(
-            tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
-            for i in range(len(self.ids))
-        )
-        mixed: Any = wrap_sum(RowSum(terms, dim, dtype))
-        return mixed  # type: ignore[no-any-return]
 
     def _finish(self, state: Any, packets: int) -> None:
         """Check the state that a round has returned, and keep it."""
@@ -425,9 +414,10 @@ def describe_network(network: Network) -> NetworkFacts:
     return NetworkFacts(network.nodes, int(network.degree.max(initial=0)), network.spectral_gap)
 
 
-def _list_places(network: Network, ids: Sequence[int], order: Sequence[int]) -> tuple[Array, Array, Array]:
-    """Return (nodes, places) positions of neighbours among the rows in `order`, −1 for none; their weights; w_ii."""
+def _list_places(network: Network, ids: Sequence[int]) -> tuple[Array, Array, Array]:
+    """Return (nodes, places) positions of neighbours among the rows in node order, −1 for none; their weights; w_ii."""
     places = int(network.degree.max(initial=0))
+    order = sorted({*ids, *(j for i in ids for j in network.neighbours[i])})
     at, weights = np.full((len(ids), places), -1, dtype=np.int64), np.zeros((len(ids), places, 1))
     own = np.array([[network.weights[i, i]] for i in ids], dtype=np.float64)
     for row, node in enumerate(ids):
@@ -473,6 +463,36 @@ def _check_rows(about: str, name: str, value: Any, nodes: int, dim: tuple[str, i
         fits, wanted = shape == (nodes, dim[1]), f"(nodes, {dim[0]}) = ({nodes}, {dim[1]})"
     if not fits:
         raise InputError(f"{about}: init returns state.{name} of shape {shape} for {nodes} nodes; must be {wanted}")
+
+
+def _sum(plan: RoutePlan, message: Message | Packed, remote: Any) -> Array:
+    """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
+    if isinstance(message, Packed):
+        return _sum_rows(
+            plan, _in_node_order(plan, message.rows, remote), message.dim, message.rows[0].entries.dtype)
+    rows = message.values
+    if can_fuse(rows):
+        return _sum_rows(plan, _in_node_order(plan, list(rows), remote), rows.shape[1], rows.dtype)
+    mixed: Array = wrap(plan.apply_weights(rows, remote))
+    return mixed
+
+
+def _in_node_order(plan: RoutePlan, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
+    rows: list[Any] = [None] * (len(own) + len(remote))
+    for at, row in chain(zip(plan.own_at, own, strict=True), zip(plan.remote_at, remote, strict=True)):
+        rows[at] = row
+    return rows
+
+
+def _sum_rows(plan: RoutePlan, rows: list[Any], dim: int, dtype: Any) -> Array:
+    """Return the sums of wide rows, which are computed together with what the algorithm adds to them."""
+    w = plan.weights
+    terms = tuple(
+        tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
+        for i in range(w.shape[0])
+    )
+    mixed: Any = wrap_sum(RowSum(terms, dim, dtype))
+    return mixed  # type: ignore[no-any-return]
 
 
 def _describe(value: Any) -> str:

@@ -75,13 +75,15 @@ class Cpu:
 
     def mixing(self, weights: sparse.csr_array, own_at: Array, remote_at: Array) -> Mixing:
         cast: dict[Any, sparse.csr_array] = {}
+        is_sorted = bool((np.diff(own_at) > 0).all())
 
         def mix(own: Array, remote: Sequence[Array] | Array) -> Array:
             rows = own
-            if len(remote):
+            if len(remote) or not is_sorted:
                 rows = np.empty((len(own) + len(remote), own.shape[1]), dtype=own.dtype)
                 rows[own_at] = own
-                rows[remote_at] = remote
+                if len(remote):
+                    rows[remote_at] = remote
             if rows.dtype not in cast:
                 cast[rows.dtype] = weights.astype(rows.dtype)
             return _multiply(cast[rows.dtype], rows)

@@ -5,6 +5,7 @@ A line of nodes.jsonl has accuracies and distances of at most `MAX_RECORDED` nod
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
@@ -13,7 +14,9 @@ import numpy as np
 from dbo.algorithms.api import Algorithm, Array
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Engine, Record
+from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.psi import limit_products, solve_psi
+from dbo.platform.network.ledger import Ledger
 from dbo.tasks.api import Problem
 
 MAX_RECORDED = 1_000         # nodes in a line of nodes.jsonl
@@ -43,22 +46,31 @@ def evaluate(
     if there are any. `public_accuracy_*` belong to (x_i, Σ_j w_ij ŷ_j) with what the neighbours have published of y,
     for methods that keep it. `channels` are the bytes of all nodes by channel. With a sample of nodes, everything about
     the nodes' own models is that of the sample, whose size is `nodes_evaluated`.
+
+    In a star the mean model is the server's, whose row is the last one; the nodes' own models are the clients'.
     """
     x, y, direction = _rows(engine, "x"), _rows(engine, "y"), _rows(engine, "direction")
-    x_mean, y_mean = _mean(x), _mean(y)
-    upper, lower = engine.losses(x_mean, y_mean)
-    sample = sample_nodes(seed, len(x), len(x) if eval_nodes == "all" else eval_nodes, "evaluated nodes")
-    is_sample = len(sample) < len(x)
-    own_x, own_y = (x[sample], y[sample]) if is_sample else (x, y)
+    has_server = algorithm.network == "star"
+    clients = len(x) - has_server                       # rows with data
+    choose = _last if has_server else _mean
+    x_mean, y_mean = choose(x), choose(y)
+    upper, lower = (losses[:clients] for losses in engine.losses(x_mean, y_mean))
+    sample = sample_nodes(seed, clients, clients if eval_nodes == "all" else eval_nodes, "evaluated nodes")
+    is_sample = len(sample) < clients
+    own_x, own_y = (x[sample], y[sample]) if is_sample else (x[:clients], y[:clients])
     of_mean, of_nodes = problem.evaluate(x_mean, y_mean), problem.evaluate_nodes(own_x, own_y)
     ledger = engine.ledger()
     accuracy = of_nodes.get("test_accuracy")
     distance_x, distance_y = _distances(x, x_mean), _distances(y, y_mean)
     recorded = sample_nodes(seed, len(sample), MAX_RECORDED, "recorded nodes")      # positions in the sample
     ids = sample[recorded]
+    accuracies = None if accuracy is None else np.asarray(accuracy, np.float64)[recorded].round(6).tolist()
+    if has_server:                                      # the last node, whose model is the mean model
+        ids = np.append(ids, clients)
+        accuracies = None if accuracies is None else [*accuracies, round(float(of_mean["test_accuracy"][0]), 6)]
     nodes = {
         **({} if len(ids) == len(x) else {"nodes": ids.tolist()}),
-        "accuracy": None if accuracy is None else np.asarray(accuracy, np.float64)[recorded].round(6).tolist(),
+        "accuracy": accuracies,
         "apart_x": distance_x[ids].tolist(), "apart_y": distance_y[ids].tolist(),
         "bytes": ledger.bytes_by_node().tolist(),       # of all nodes: `dbo replay` needs them
         "channels": {name: int(counts.sum()) for name, counts in sorted(ledger.bytes_by_channel().items())},
@@ -75,9 +87,10 @@ def evaluate(
         "packets": int(ledger.packets.sum()),
         "comm_mb": ledger.bytes_links / 1e6,
         "paper_megabytes": ledger.paper_megabytes(algorithm.paper_counts),
-        "consensus_x": _rms(distance_x),
-        "consensus_y": _rms(distance_y),
-        "direction_norm": float(np.linalg.norm(_mean(direction).astype(np.float64))),
+        **(_star_metrics(ledger) if has_server else {}),
+        "consensus_x": _rms(distance_x[:clients]),
+        "consensus_y": _rms(distance_y[:clients]),
+        "direction_norm": float(np.linalg.norm(choose(direction).astype(np.float64))),
         **engine.errors(),
         **engine.counters(),
         **_own_metrics(of_mean, of_nodes),
@@ -89,13 +102,32 @@ def evaluate(
     }, nodes
 
 
-def evaluate_psi(engine: Engine, problem: Problem) -> Record:
+def _star_metrics(ledger: Ledger) -> Record:
+    """Return the bytes from clients to the server and back, counted once per receiver."""
+    *clients, server = ledger.received[:, 0].tolist()
+    return {"bytes_up": sum(clients), "bytes_down": server, "server_bytes": sum(clients) + server}
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientMeans:
+    """Means over the clients: an engine's means count the server, whose derivatives are 0, as one more node."""
+
+    engine: Engine
+    factor: float
+
+    def mean_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        return self.factor * self.engine.mean_oracle(oracle, x, y, v)
+
+
+def evaluate_psi(engine: Engine, problem: Problem, has_server: bool = False) -> Record:
     """Return ψ and ‖∇ψ‖ at x̄, how accurate they are, and the task's losses and accuracy at (x̄, y*(x̄)).
 
     The solve starts from ȳ, so it depends on the state of the run alone. Values that are not finite are left out.
     """
-    x, y = (_mean(_rows(engine, name)) for name in ("x", "y"))
-    found = solve_psi(engine, x[0], y[0], limit_products(problem.nodes, problem.dim_y))
+    choose, nodes = _last if has_server else _mean, problem.nodes
+    x, y = (choose(_rows(engine, name)) for name in ("x", "y"))
+    oracles = _ClientMeans(engine, nodes / (nodes - 1)) if has_server else engine
+    found = solve_psi(oracles, x[0], y[0], limit_products(problem.nodes, problem.dim_y))
     norm = float(np.linalg.norm(found.gradient))
     if not math.isfinite(found.value + norm + found.residual):
         return {"psi_converged": 0}
@@ -160,6 +192,10 @@ def _rows(engine: Engine, name: str) -> Array:
 def _mean(rows: Array) -> Array:
     mean: Array = rows.mean(axis=0, keepdims=True, dtype=np.float64).astype(rows.dtype)
     return mean
+
+
+def _last(rows: Array) -> Array:
+    return rows[-1:]
 
 
 def _distances(rows: Array, mean: Array) -> Array:

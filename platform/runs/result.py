@@ -37,7 +37,7 @@ class Result:
     status: Status
     folder: Path
     metrics: Path = field(repr=False)    # absolute: the working folder may change before `history` is read
-    state: dict[str, NDArray[Any]]       # x, y (and z): (nodes, dim)
+    state: dict[str, NDArray[Any]]       # x, y (and z): (nodes, dim); a single machine and a server have one row
     summary: dict[str, Any]              # the content of summary.json
     is_new: bool = True                  # False: it had already finished, and nothing was run
 

@@ -14,6 +14,7 @@ from tests.faults.messages import advance
 from dbo.algorithms.api import algorithms
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine import device as placing
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.block import Block
 from dbo.platform.engine.device import Cpu, Torch, open_device, select_device
 from dbo.platform.engine.shard_wrappers import pool_nodes
@@ -54,6 +55,9 @@ def start(
     problem, network = setup.problem, setup.network
     if parts.algorithm.network == "single":
         problem, network, ids = pool_nodes(problem), single_node(), [[0]]
+    elif parts.algorithm.network == "star":
+        problem, network = arrange(parts.algorithm, problem, network)
+        ids = [*ids, [network.nodes - 1]] if len(ids) > 1 else [[*ids[0], network.nodes - 1]]
     return [Block(parts.algorithm, parts.config, problem, network, nodes, device=device) for nodes in ids]
 
 
