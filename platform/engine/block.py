@@ -252,7 +252,8 @@ class Block:
 
     @property
     def _allowed(self) -> str:
-        return "mix(...) or exchange(...)" if self._network.server is None else "average(...), broadcast(...) or aggregate(...)"
+        gossip, star = "mix(...) or exchange(...)", "average(...), broadcast(...) or aggregate(...)"
+        return gossip if self._network.server is None else star
 
     def _plan(self, outgoing: Outgoing) -> RoutePlan:
         """Return who sends to whom in this step; clients that take part may change from round to round."""
