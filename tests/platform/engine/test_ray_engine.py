@@ -376,6 +376,8 @@ def test_packing_follows_the_resources() -> None:
     assert len(pack_nodes(RaySettings(gpus_per_node=0.5), Cluster(CPU=64, GPU=2), 10)) == 4
     assert len(pack_nodes(RaySettings(cpus_per_node=4), Cluster(CPU=16), 10)) == 4
     assert len(pack_nodes(RaySettings(nodes_per_actor=3), Cluster(CPU=1), 10)) == 4
+    assert pack_nodes(RaySettings(nodes_per_actor=2), Cluster(CPU=1), 4, has_server=True) == [[0, 1], [2, 3], [4]]
+    assert len(pack_nodes(RaySettings(cpus_per_node=4), Cluster(CPU=16), 10, has_server=True)) == 4
 
 
 def test_resource_requests() -> None:
