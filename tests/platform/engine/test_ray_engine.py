@@ -440,3 +440,20 @@ def test_driver_never_fetches_a_payload(ray: Any, monkeypatch: pytest.MonkeyPatc
     packets = engine._packets
     engine.close()
     assert of_round == [[Progress(packets, is_open=False)] * 2]
+
+
+def test_short_run_imports_no_heavy_library(tmp_path: Path) -> None:
+    """Before the first round of the README's example: no Ray, torch, MLflow or plotting library is imported."""
+    code = (
+        "import sys, dbo\n"
+        "from dbo.platform.engine.local import LocalEngine\n"
+        "heavy, seen, advance = {'ray', 'torch', 'mlflow', 'plotly', 'matplotlib'}, [], LocalEngine.advance\n"
+        "def spy(self, first, last=None):\n"
+        "    seen.append(heavy & sys.modules.keys())\n"
+        "    advance(self, first, last)\n"
+        "LocalEngine.advance = spy\n"
+        "dbo.run(algorithm='c2dfb', task='coefficient_tuning', nodes=10, topology='ring', rounds=2, "
+        f"out={str(tmp_path / 'r')!r})\n"
+        "assert seen and seen[0] == set(), seen\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
