@@ -158,15 +158,11 @@ def make_advance(engine: Any) -> Callable[[], None]:
 ROUNDS_OF = """
 import sys, time
 sys.path[:0] = [ROOT, ROOT + "/benchmarks"]
-import newsgroups
-from dbo.platform.engine.local import LocalEngine
-from dbo.platform.runs.runner import prepare
+from round import local
+from dbo.platform.experiment import Experiment
 
-experiment = newsgroups.make_experiment(DATA_DIR, QUICK, {"name": "top_k", "ratio": 0.2})
-if PLUGIN:
-    experiment = newsgroups.use_plugin(experiment, PLUGIN)
-parts, setup = experiment.parts, prepare(experiment)
-engine = LocalEngine(parts.algorithm, parts.config, setup.problem, setup.network, [range(10)], threads=2)
+engine = local(Experiment(**EXPERIMENT))
+engine._threads = 2
 print("ready", flush=True)
 for count, _ in enumerate(sys.stdin, start=1):
     start = time.perf_counter()
@@ -179,7 +175,14 @@ class OtherProcess:
     """A process that runs the rounds of one version of the code, one at a time."""
 
     def __init__(self, root: Path, chosen: argparse.Namespace, plugin: str | None = None) -> None:
-        values = {"ROOT": str(root), "DATA_DIR": chosen.data_dir, "QUICK": chosen.quick, "PLUGIN": plugin}
+        experiment = make_experiment(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
+        given: dict[str, Any] = {
+            name: getattr(experiment, name)
+            for name in ("nodes", "dtype", "topology", "partition", "task", "algorithm", "engine", "data_dir")
+        }
+        if plugin is not None:
+            given |= {"plugins": [plugin], "algorithm": {**given["algorithm"], "name": PLUGIN_NAME}}
+        values = {"ROOT": str(root), "EXPERIMENT": given}
         code = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + ROUNDS_OF
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -214,12 +217,6 @@ def write_plugin(folder: str) -> str:
     file = Path(folder) / "own_c2dfb.py"
     file.write_text(lines.replace('    "c2dfb", config=Config', f'    "{PLUGIN_NAME}", config=Config'))
     return str(file)
-
-
-def use_plugin(experiment: Experiment, file: str) -> Experiment:
-    """Return the experiment with the plugin's algorithm."""
-    values = experiment.to_dict()
-    return Experiment(**{**values, "plugins": [file], "algorithm": {**values["algorithm"], "name": PLUGIN_NAME}})
 
 
 def compare_processes(chosen: argparse.Namespace) -> None:
