@@ -125,7 +125,7 @@ def test_preset_records_how_it_was_found(tmp_path: Path) -> None:
     found = plan()
     (search,) = found.searches
     (result,) = [result for result in run_search(search, TrialRunner()) if result is not None]
-    own_plan.write_preset(file, result, found.data_digest, "dbo tune …")
+    own_plan.write_preset(file, result, "dbo tune …")
     content = presets.read_file(file)
     entry = content["sldbo"]["coefficient_tuning/digits"]
     assert content["mdbo"] == {"elsewhere": {"values": {"eta": 0.5}}}
