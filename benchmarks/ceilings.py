@@ -208,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="folder with the files of MNIST and a9a")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
-    parser.add_argument("--runs", nargs="+", type=Path, help="folders of comparisons on one task, with one or more seeds")
+    parser.add_argument("--runs", nargs="+", type=Path, help="folders of comparisons on one task, one or more seeds")
     parser.add_argument("--iterations", type=int, default=300, help="of L-BFGS; default: 300")
     parser.add_argument("--quick", action="store_true", help="few iterations, tasks without files")
     options = parser.parse_args()
