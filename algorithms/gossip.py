@@ -1,4 +1,4 @@
-"""Exchange rows with the neighbours: `mix`, the only awaitable of an algorithm, and the messages that it sends.
+"""Exchange rows with the neighbours: `mix`, the awaitable of gossip methods, and the messages that it sends.
 
 `wy = await mix(y)` sends y to the neighbours and returns Σ_j w_ij y_j, the own rows included. `wx, ws = await mix(x=x,
 s=s)` sends several channels in one packet. The engine drives the coroutine with `.send()`; there is no event loop.
@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Literal, NoReturn, overload
 import numpy as np
 
 from dbo.algorithms.compression.grid import Grid
+from dbo.algorithms.kernels.lazy import RowSum, unwrap, wrap_sum
 from dbo.algorithms.protocol import Array
 
 Form = Literal["dense", "sparse", "levels"]
+Route = Literal["edges", "up", "down"]      # to the neighbours, from clients to the server, from the server to clients
 
 MANY_WORDS = 1 << 10    # words of marks, 64 entries each, from which a kernel outweighs its call
 
@@ -96,25 +98,10 @@ class Packed:
 
     @property
     def values(self) -> Array:
-        """Decode the rows; every access does it again."""
-        return np.stack([row.dense(self.dim) for row in self.rows])
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSum:
-    """Σ_j w_ij q_j of packed rows, not yet computed: for each row of the block its weights and the neighbours' rows."""
-
-    terms: tuple[tuple[tuple[float, PackedRow], ...], ...]
-    dim: int
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """Compute the sum, for algorithms that use it as an array."""
-        kind = self.terms[0][0][1].entries.dtype
-        rows = np.zeros((len(self.terms), self.dim), dtype=kind)
-        for row, terms in zip(rows, self.terms, strict=True):
-            for weight, packed in terms:
-                row[packed.positions(self.dim)] += kind.type(weight) * packed.entries
-        return rows if dtype is None else rows.astype(dtype)
+        """Return the rows; in a sum with other rows they stay packed."""
+        terms = tuple(((1.0, row),) for row in self.rows)
+        rows: Any = wrap_sum(RowSum(terms, self.dim, self.rows[0].entries.dtype))
+        return rows  # type: ignore[no-any-return]
 
 
 def dense(values: Array) -> Message:
@@ -158,6 +145,8 @@ class Outgoing(_NoArithmetic):
 
     channels: dict[str, Message | Packed]
     single: bool = False                # one array without a name: awaiting it gives one array
+    route: Route = "edges"
+    participants: frozenset[int] = frozenset()      # clients that send (up) or receive (down)
     hint: ClassVar[str] = "mix(...) must be awaited: write `await mix(...)`"
 
     def __await__(self) -> Generator["Outgoing", tuple[Array, ...], Any]:
@@ -178,21 +167,30 @@ def mix(*rows: Array | Message | Packed, **channels: Array | Message | Packed) -
     One array without a name gives one array; named channels give a tuple, in the order of the arguments. Bytes are
     counted by these names; the channel of an array without a name is called "value".
     """
+    return make_outgoing("mix", rows, channels)
+
+
+def make_outgoing(
+    name: str, rows: tuple[Array | Message | Packed, ...], channels: dict[str, Array | Message | Packed],
+    route: Route = "edges", participants: frozenset[int] = frozenset(),
+) -> Outgoing:
+    """Return the packets of one array without a name, or of named channels; `name` is the caller's, for errors."""
     if len(rows) > 1 or (rows and channels):
         got = f"{len(rows)} arrays" if len(rows) > 1 else "an array"
         beside = f" beside {', '.join(channels)}" if channels else ""
         raise NotRowsError(
-            f"mix(...) got {got} without a name{beside}; must be one array, `wx = await mix(x)`, "
-            f"or named ones, `wx, wy = await mix(x=…, y=…)`"
+            f"{name}(...) got {got} without a name{beside}; must be one array, `wx = await {name}(x)`, "
+            f"or named ones, `wx, wy = await {name}(x=…, y=…)`"
         )
     if rows:
-        return Outgoing({_UNNAMED: _message("…", rows[0])}, single=True)
-    return Outgoing({name: _message(f"{name}=…", value) for name, value in channels.items()})
+        return Outgoing({_UNNAMED: _message(name, "…", rows[0])}, True, route, participants)
+    messages = {key: _message(name, f"{key}=…", value) for key, value in channels.items()}
+    return Outgoing(messages, False, route, participants)
 
 
-def _message(argument: str, rows: Array | Message | Packed) -> Message | Packed:
+def _message(name: str, argument: str, rows: Array | Message | Packed) -> Message | Packed:
     if isinstance(rows, Message | Packed):
         return rows
     if not getattr(rows, "shape", ()):
-        raise NotRowsError(f"mix({argument}) got a {type(rows).__name__}; must be an array with a row per node")
-    return dense(rows)
+        raise NotRowsError(f"{name}({argument}) got a {type(rows).__name__}; must be an array with a row per node")
+    return dense(unwrap(rows))

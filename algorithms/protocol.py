@@ -34,6 +34,9 @@ class Shard(Protocol):
     @property
     def seed(self) -> int: ...
     @property
+    def clients(self) -> int:
+        """The clients of the whole network, if it has a server; otherwise 0."""
+    @property
     def x0(self) -> Array:
         """(nodes, dim_x) the common start."""
     @property
@@ -71,6 +74,9 @@ class Shard(Protocol):
 @runtime_checkable
 class CountsRows(Protocol):
     """A shard that counts oracle calls per row: for products that only some rows use."""
+
+    def only(self, rows: Array) -> Shard:
+        """Return the same oracles, counted for the rows in the mask alone."""
 
     def g_yy_of(self, rows: Array, x: Array, y: Array, v: Array) -> Array:
         """`g_yy`, counted for the rows in the mask `rows` alone."""

@@ -20,7 +20,8 @@ from threadpoolctl import threadpool_limits
 
 from dbo.algorithms.compression.compressors import TopK, count_kept
 from dbo.algorithms.gossip import Packed, PackedRow
-from dbo.algorithms.kernels import compiled, fused, selection
+from dbo.algorithms.kernels import fused, selection
+from dbo.algorithms.kernels.lazy import RowSum, wrap
 from dbo.algorithms.rng import Key
 from dbo.platform.engine.device import Cpu
 from dbo.platform.network import packet as wire
@@ -58,19 +59,23 @@ def main() -> None:
     dim = 200_000 if quick else 2_032_620
     k = count_kept(RATIO, dim)
     torch.set_num_threads(1)
-    form = "vector" if selection.fastest_form() is selection.VECTOR else "scalar"
-    print(f"top-k {RATIO:.0%} of {dim:,} float32, one thread, {form} form", flush=True)
+    processor, features = selection.find_processor()
+    forms = selection.usable_forms(features)
+    print(
+        f"top-k {RATIO:.0%} of {dim:,} float32, one thread, {processor}: forms {', '.join(forms)}, the first is used",
+        flush=True,
+    )
     Cpu()                     # the engines' memory settings
     fused.compile_kernels("float32")
     random = np.random.default_rng(0)
     rows = [random.standard_normal(dim).astype(np.float32) for _ in range(ROWS)]
-    references = [np.zeros_like(row) for row in rows]
+    reference = np.zeros_like(rows[0])
     tensors = [torch.from_numpy(row) for row in rows]
-    packed: list[PackedRow] = [selection.top_k(row, np.zeros_like(row), k) for row in rows]
+    packed: list[PackedRow] = [selection.top_k(row, reference, k) for row in rows]
     for row, found in zip(rows[:2], packed, strict=False):
         positions = torch.topk(torch.from_numpy(np.abs(row)), k).indices.sort().values.numpy()
         assert np.array_equal(positions, found.positions(dim)), "both must select the same entries"
-    total = np.zeros(dim, dtype=np.float32)
+    total = np.zeros((1, dim), dtype=np.float32)
 
     def one_pass(i: int) -> None:
         np.multiply(rows[i], np.float32(-1), out=rows[i])
@@ -80,7 +85,7 @@ def main() -> None:
         tensors[i][indices]
 
     def add(i: int) -> None:
-        compiled.add_packed1(total, np.float32(0.5), packed[i].words, packed[i].entries)
+        fused.evaluate([(total, [(1.0, total), (1.0, RowSum((((0.5, packed[i]),),), dim, total.dtype))])])
 
     target = torch.zeros(dim)
     indices = [torch.from_numpy(found.positions(dim)) for found in packed]
@@ -88,20 +93,12 @@ def main() -> None:
     def index_add(i: int) -> None:
         target.index_add_(0, indices[i], tensors[i][indices[i]], alpha=0.5)
 
-    at = 0
-
-    def select() -> float:
-        nonlocal at
-        at = (at + 1) % ROWS
-        start = time.perf_counter()
-        selection.top_k(rows[at], references[at], k)
-        seconds = time.perf_counter() - start
-        references[at][:] = 0          # undo the update of the reference
-        return seconds
+    def select(i: int) -> None:
+        selection.top_k(rows[i], reference, k)
 
     variants: dict[str, measure.Timed] = {
         "one in-place pass": in_rotation(one_pass, ROWS),
-        "select + encode": select,
+        "select + encode": in_rotation(select, ROWS),
         "torch.topk + gather": in_rotation(torch_top_k, ROWS),
         "decode + add": in_rotation(add, ROWS),
         "torch index_add": in_rotation(index_add, ROWS),
@@ -124,9 +121,7 @@ def show_sizes(row: Any, dim: int) -> None:
     """Compare bodies with the entropy bound."""
     for bits in (None, 16, 8, 4, 2):
         for ratio in (0.2, 0.05, 0.01, 0.001):
-            message, _ = fused.compress_residual(
-                TopK(ratio=ratio, bits=bits), row[None], np.zeros_like(row[None]), Key(0, np.arange(1), 0), "y"
-            )
+            message = TopK(ratio=ratio, bits=bits)(wrap(row[None]), Key(0, np.arange(1), 0), "y")
             assert isinstance(message, Packed)
             sizes = wire.measure({"y": message})
             assert len(wire.encode(HEADER, {"y": message}, 0)) == sizes.total[0]

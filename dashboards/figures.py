@@ -66,13 +66,13 @@ def draw_overview(runs: GroupedRuns) -> "Figure":
     for axis, x in zip(axes[0], ("comm_mb", "seconds"), strict=True):
         log_x = needs_log_axis(curves, x)
         for curve in curves:
-            draw_curve(axis, curve, x, "node_accuracy_mean", log_x=log_x)
+            draw_curve(axis, curve, runs.series[curve["series"]], x, "node_accuracy_mean", log_x=log_x)
         axis.set(xlabel=AXIS_TITLES[x], ylim=(0, 1))
         axis.grid(visible=True)
         if log_x:
             set_log_axis(axis)
     axes[0][0].set_ylabel("test accuracy, mean over nodes")
-    add_legend(axes[0][0], [curve["algorithm"] for curve in curves])
+    add_legend(axes[0][0], {curve["series"]: runs.series[curve["series"]] for curve in curves})
     return figure
 
 

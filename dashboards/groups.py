@@ -4,7 +4,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbo.dashboards.load import RunCollection, RunData
-from dbo.dashboards.palette import sort_key
+from dbo.dashboards.palette import AlgorithmStyle, get_style, sample_series, sort_key
 from dbo.platform.runs.schema import Target
 from dbo.platform.runs.statistics import MeanEstimate, estimate_mean
 
@@ -114,6 +114,24 @@ class GroupedRuns:
     def max_seeds(self) -> int:
         return max(len(group.runs) for group in self.seed_groups)
 
+    @cached_property
+    def series(self) -> dict[str, AlgorithmStyle]:
+        """What a legend distinguishes: the algorithms or, of one algorithm, the values of what was varied."""
+        names = list(dict.fromkeys(self.name_series(group) for group in self.seed_groups))
+        if len(self.algorithms) > 1 or len(names) == 1:
+            return {name: get_style(name) for name in self.algorithms}
+        return dict(zip(names, sample_series(len(names)), strict=True))
+
+    def name_series(self, group: SeedGroup) -> str:
+        """Return the entry of the legend that a group belongs to, such as `K = 5`."""
+        if len(self.algorithms) > 1 or len({other.variant for other in self.seed_groups}) == 1:
+            return group.algorithm
+        return group.variant.replace("=", " = ") or group.algorithm
+
+    def get_style(self, group: SeedGroup) -> AlgorithmStyle:
+        """Return the style of a group's curve, the same in figures, table and cards."""
+        return self.series[self.name_series(group)]
+
     def has_column(self, column: str) -> bool:
         return any(np.isfinite(run.find_column(column)).any() for run in self.runs)
 
@@ -144,7 +162,7 @@ class _GroupKey(NamedTuple):
 def group_runs(collection: RunCollection) -> GroupedRuns:
     """Group runs by setting, algorithm, variant and seed; a repetition of the same experiment is a duplicate."""
     parameters = {id(run): flatten(run.experiment) for run in collection.runs}
-    settings = {id(run): _find_setting(run) for run in collection.runs}
+    settings = _join_stars(collection.runs, {id(run): _find_setting(run) for run in collection.runs})
     varying = _find_varying_keys(collection.runs, parameters, settings)
     groups: dict[_GroupKey, dict[str, RunData]] = {}
     sort_values: dict[_GroupKey, tuple[Any, ...]] = {}
@@ -230,6 +248,23 @@ def _find_setting(run: RunData) -> ComparisonSetting:
         task, nodes if isinstance(nodes, int) else 0, _describe(parts["topology"]), _describe(parts["partition"]),
         run.target,
     )
+
+
+def _join_stars(
+    runs: Sequence[RunData], settings: dict[int, ComparisonSetting]
+) -> dict[int, ComparisonSetting]:
+    """Give runs with a server the setting of the only graph that they are compared with, if there is one."""
+    has_server = {id(run) for run in runs if run.network and run.network.server is not None}
+    joined = dict(settings)
+    for key in has_server:
+        mine = settings[key]
+        others = {
+            setting for other, setting in settings.items()
+            if other not in has_server and replace(setting, topology=mine.topology) == mine
+        }
+        if len(others) == 1:
+            joined[key] = others.pop()
+    return joined
 
 
 def _hash_graph(run: RunData) -> str:

@@ -71,13 +71,14 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class NodeHistory:
-    """nodes.jsonl: a row per evaluation, a column per node."""
+    """nodes.jsonl: a row per evaluation, a column per node; of large networks, columns of a sample of nodes."""
 
     rounds: NDArray[np.int64]
     accuracy: Series | None
     distance_x: Series               # to the mean; apart_x in the file
     bytes: Series
     channels: dict[str, float]       # bytes of all nodes at the last evaluation
+    ids: NDArray[np.int64]           # the numbers of the nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,9 @@ def _load_nodes(path: Path, evaluations: int) -> NodeHistory | None:
         for key in ("accuracy", "apart_x", "bytes")
     }
     accuracy, distance, sent = table["accuracy"], table["apart_x"], table["bytes"]
+    ids = _find_sample(lines, path)
+    if ids is not None and sent is not None and sent.ndim == 2 and sent.shape[1] > int(ids.max(initial=0)):
+        sent = sent[:, ids]
     if distance is None or sent is None or distance.ndim != 2 or sent.shape != distance.shape:
         raise InputError(f"{path}: damaged: apart_x and bytes must have a number per node")
     if accuracy is not None and accuracy.shape != distance.shape:
@@ -249,7 +253,19 @@ def _load_nodes(path: Path, evaluations: int) -> NodeHistory | None:
     return NodeHistory(
         rounds, accuracy, distance, sent,
         dict(zip(map(str, channels), totals.tolist(), strict=True)),
+        np.arange(distance.shape[1]) if ids is None else ids,
     )
+
+
+def _find_sample(lines: Sequence[Record], path: Path) -> NDArray[np.int64] | None:
+    """Return the nodes whose accuracies and distances are recorded, the same in all lines; None: all nodes."""
+    sample = lines[0].get("nodes")
+    if sample is None:
+        return None
+    if not isinstance(sample, list) or not all(type(node) is int and node >= 0 for node in sample) or \
+            any(line.get("nodes") != sample for line in lines):
+        raise InputError(f"{path}: damaged: nodes must be the same numbers in every line")
+    return np.array(sample, dtype=np.int64)
 
 
 def _find_incidents(

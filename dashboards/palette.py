@@ -25,6 +25,9 @@ _MATPLOTLIB_DASHES = {"solid": "-", "dash": (0, (4, 1.6)), "dot": (0, (1.2, 1.2)
 # Magnitudes (channels, oracle calls, heat maps, consensus error) use Cividis, so that none looks like an algorithm.
 CIVIDIS = ("#00224E", "#35456C", "#666970", "#948E77", "#C8B866", "#FEE838")
 
+# Values of a parameter that was varied use Viridis: an order that can be seen, and more hues than Cividis.
+VIRIDIS = ("#440154", "#414487", "#2A788E", "#22A884", "#7AD151", "#FDE725")
+
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmStyle:
@@ -67,11 +70,22 @@ def sample_scale(count: int) -> list[str]:
     return [_interpolate(number * (len(CIVIDIS) - 1) / (count - 1)) for number in range(count)]
 
 
-def _interpolate(position: float) -> str:
-    low = min(int(position), len(CIVIDIS) - 2)
+def sample_series(count: int) -> list[AlgorithmStyle]:
+    """Return styles for the values of one parameter, in their order; without the end that a page's background hides."""
+    last = len(VIRIDIS) - 1
+    shares = [number / max(1, count - 1) for number in range(count)]
+    return [
+        AlgorithmStyle(
+            _interpolate(0.88 * last * share, VIRIDIS), _interpolate(last * (0.25 + 0.75 * share), VIRIDIS), "solid")
+        for share in shares
+    ]
+
+
+def _interpolate(position: float, scale: Sequence[str] = CIVIDIS) -> str:
+    low = min(int(position), len(scale) - 2)
     share = position - low
     mixed = [
-        round(int(CIVIDIS[low][i : i + 2], 16) * (1 - share) + int(CIVIDIS[low + 1][i : i + 2], 16) * share)
+        round(int(scale[low][i : i + 2], 16) * (1 - share) + int(scale[low + 1][i : i + 2], 16) * share)
         for i in (1, 3, 5)
     ]
     return "#" + "".join(f"{value:02X}" for value in mixed)

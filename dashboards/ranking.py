@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dbo.dashboards.charts.curves import AXIS_TITLES
 from dbo.dashboards.groups import ComparisonSetting, GroupedRuns, SeedGroup
 from dbo.dashboards.number_format import format_number
 from dbo.dashboards.palette import AlgorithmStyle, get_style
-from dbo.platform.runs.schema import METRICS
+from dbo.platform.runs.schema import METRICS, Direction, find_direction
 from dbo.platform.runs.statistics import MeanEstimate, compare_pairs
 
 _MAX_SENTENCES, _MAX_NAMES = 8, 4
@@ -22,14 +23,15 @@ class Criterion:
     best_title: str
     verb: str                # what the best one does
     unit: str = ""
+    direction: Direction | None = None       # of a task's own metric
 
     @property
     def is_cost(self) -> bool:
-        return METRICS[self.metric].is_cost
+        return self.metric in METRICS and METRICS[self.metric].is_cost
 
     @property
     def higher_is_better(self) -> bool:
-        return METRICS[self.metric].direction == "max"
+        return (self.direction or find_direction(self.metric)) == "max"
 
     def measure(self, group: SeedGroup) -> MeanEstimate | None:
         return group.cost_to_target(self.metric) if self.is_cost else group.final_value(self.metric)
@@ -133,11 +135,23 @@ class TableRow:
     has_failures: bool
 
 
+def _select_final(runs: GroupedRuns) -> Criterion:
+    """Return the criterion of the final value: the target's metric if all settings share one, else accuracy or loss."""
+    metrics = {setting.target.metric for setting in runs.settings}
+    if len(metrics) == 1 and all(runs.has_column(metric) for metric in metrics):
+        target = runs.settings[0].target
+        name, best = AXIS_TITLES.get(target.metric, target.metric), "Highest" if target.is_maximized else "Lowest"
+        return Criterion(
+            target.metric, f"Final {name}", f"{best} final {name}", f"ends with the {best.lower()} {name}",
+            direction=target.direction)
+    return ACCURACY if runs.has_column("node_accuracy_mean") else LOSS
+
+
 def select_criteria(runs: GroupedRuns) -> list[Criterion]:
     """Return the criteria for which these runs have data."""
     has_target = any(runs.has_column(setting.target.metric) for setting in runs.settings)
-    final = ACCURACY if runs.has_column("node_accuracy_mean") else LOSS
-    lead = [PSI] if runs.has_column("psi") else []
+    final = _select_final(runs)
+    lead = [PSI] if runs.has_column("psi") and final.metric != "psi" else []
     return [*lead, *([ROUNDS, COMMUNICATION, TRAINING_TIME, final] if has_target else [final])]
 
 
@@ -187,7 +201,7 @@ def _build_card(runs: GroupedRuns, criterion: Criterion) -> SummaryCard:
     if criterion.is_cost and group.reached_count < len(group.runs):
         notes.append(f"reached by {group.reached_count} of {len(group.runs)} seeds only")
     return replace(
-        card, winner=group.algorithm, variant=group.variant, style=get_style(group.algorithm),
+        card, winner=group.algorithm, variant=group.variant, style=runs.get_style(group),
         value=criterion.format_with_unit(winner.value.mean), note="; ".join(notes),
     )
 
@@ -278,7 +292,7 @@ def _build_row(
     worst, loss, total = (group.final_value(column) for column in ("node_accuracy_min", "test_loss", "comm_mb"))
     return TableRow(
         setting=runs.label_setting(group.setting) if len(runs.settings) > 1 else "", algorithm=group.algorithm,
-        variant=group.variant, style=get_style(group.algorithm), seeds=len(group.runs), values=values,
+        variant=group.variant, style=runs.get_style(group), seeds=len(group.runs), values=values,
         worst_node=f"{worst.mean:.3f}" if worst else "–", test_loss=format_number(loss.mean) if loss else "–",
         total_mb=format_number(total.mean) if total else "–", status=_describe_status(group),
         has_failures=group.has_failures,

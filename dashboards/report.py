@@ -88,12 +88,13 @@ def read_plotly() -> str:
 
 def _build_data(runs: GroupedRuns) -> dict[str, Any]:
     """Return the data that the page's scripts draw."""
-    styles = {name: get_style(name) for name in runs.algorithms}
+    styles = {name: get_style(name) for name in runs.algorithms} | runs.series
     channels, oracles = nodes.stack_channels(runs), nodes.stack_oracle_calls(runs)
     replay = build_replay_panels(runs)
     return {
         "styles": {name: [style.light, style.dark, style.dash] for name, style in styles.items()},
-        "axisTitles": curves.AXIS_TITLES, "shortNames": curves.SHORT_NAMES,
+        "axisTitles": {name: name for name in curves.list_own_columns(runs)} | curves.AXIS_TITLES,
+        "shortNames": {name: name for name in curves.list_own_columns(runs)} | curves.SHORT_NAMES,
         "panels": curves.build_panels(runs), "curves": curves.build_curves(runs),
         "incidents": curves.list_incidents(runs), "sensitivity": build_sensitivity_panels(runs),
         "channels": channels, "oracles": oracles, "heatmaps": nodes.build_heatmaps(runs),
@@ -135,6 +136,8 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
     shade = interval if has_seeds else "The shade reaches down to the worst node. "
     panels = "One panel per setting, all with the same axes. " if len(runs.settings) > 1 else ""
     crosses = "A cross ends a run that diverged or failed. " if any(c["failed"] for c in data["curves"]) else ""
+    sampled = {int(run.last_value("nodes_evaluated") or 0) for run in runs.runs} - {0}
+    sample = f"Mean and worst are those of a sample of {min(sampled):,} nodes (eval_nodes). " if sampled else ""
     strip = "The strip below marks lost and replaced workers, divergence and failure. " if data["incidents"] else ""
     has_psi = any(_has_several(curve, "psi") for curve in data["curves"])
     return [
@@ -147,9 +150,13 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
         ),
         curve_section(
             "accuracy", "Accuracy", ["node_accuracy_mean", "test_accuracy"],
-            f"Test accuracy against communication, training time or rounds. {panels}{shade}A ring marks the first "
-            f"evaluation that reached the target. {crosses}{strip}", "These tasks have no accuracy.",
+            f"Test accuracy against communication, training time or rounds. {panels}{shade}{sample}A ring marks the "
+            f"first evaluation that reached the target. {crosses}{strip}", "These tasks have no accuracy.",
         ),
+        *([curve_section(
+            "target", "Target metric", own, f"The task's own metric that the target names. {panels}{crosses}{strip}",
+            "",
+        )] if (own := curves.list_own_columns(runs)) else []),
         curve_section(
             "loss", "Loss", ["test_loss", "upper_loss", "lower_loss"],
             f"Losses of the mean model (x̄, ȳ). {panels}{shade if has_seeds else ''}{crosses}{strip}",
@@ -179,7 +186,8 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
         section(
             "channels", "Bytes by channel", "bars", data["channels"],
             "Bytes that all nodes broadcast in a whole run, headers included, counted once per sender; mean over "
-            "seeds.", "It needs nodes.jsonl in the run folders.", source="channels", unit="MB broadcast",
+            f"seeds. A channel is a variable that nodes send. {nodes.explain_channels(data['channels'])}",
+            "It needs nodes.jsonl in the run folders.", source="channels", unit="MB broadcast",
         ),
         section(
             "oracles", "Oracle calls", "bars", data["oracles"],

@@ -18,6 +18,7 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.algorithms.api import TRUNCATED_INVERSE as TRUNCATED_INVERSE
     from dbo.algorithms.api import Array as Array
     from dbo.algorithms.api import Claim as Claim
+    from dbo.algorithms.api import Clients as Clients
     from dbo.algorithms.api import Compressor as Compressor
     from dbo.algorithms.api import ErrorTerms as ErrorTerms
     from dbo.algorithms.api import Identity as Identity
@@ -31,12 +32,18 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.algorithms.api import Sign as Sign
     from dbo.algorithms.api import State as State
     from dbo.algorithms.api import TopK as TopK
+    from dbo.algorithms.api import aggregate as aggregate
     from dbo.algorithms.api import algorithm as algorithm
+    from dbo.algorithms.api import average as average
+    from dbo.algorithms.api import broadcast as broadcast
     from dbo.algorithms.api import compressor as compressor
     from dbo.algorithms.api import counter as counter
     from dbo.algorithms.api import mean as mean
+    from dbo.algorithms.api import mean_of_clients as mean_of_clients
     from dbo.algorithms.api import mix as mix
     from dbo.algorithms.api import round_key as round_key
+    from dbo.algorithms.api import sample_clients as sample_clients
+    from dbo.algorithms.api import server_row as server_row
     from dbo.api import compare as compare
     from dbo.api import load as load
     from dbo.api import run as run
@@ -62,9 +69,10 @@ _PLACES = {
     "dbo.platform.config.experiment": ("Experiment",),
     "dbo.platform.errors": ("InputError", "RunError"),
     "dbo.algorithms.api": (
-        "AVERAGED_INVERSE", "Array", "Claim", "Compressor", "ErrorTerms", "Identity", "Key", "LOCAL_INVERSE", "Limit",
-        "MINIMISER", "Message", "Noise", "PENALTY", "Qsgd", "RandK", "Shard", "Sign", "State", "TRUNCATED_INVERSE",
-        "TopK", "algorithm", "compressor", "counter", "mean", "mix", "round_key",
+        "AVERAGED_INVERSE", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Array", "Claim",
+        "Clients", "Compressor", "ErrorTerms", "Identity", "Key", "Limit", "Message", "Noise", "Qsgd", "RandK",
+        "Shard", "Sign", "State", "TopK", "aggregate", "algorithm", "average", "broadcast", "compressor", "counter",
+        "mean", "mean_of_clients", "mix", "round_key", "sample_clients", "server_row",
     ),
     "dbo.platform.network.topology": ("topology",),
     "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),

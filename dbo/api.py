@@ -6,6 +6,7 @@ They write the same folders as the commands of the same names. `dbo sync FOLDER`
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,6 +32,11 @@ class Loaded:
     table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; means over the seeds if several
     pairs: "pd.DataFrame | None" = None     # compare, several seeds: paired differences, and who wins or ties
 
+    def _repr_html_(self) -> str:
+        """Return the table of a comparison or a sweep, or the summary of a run, as a notebook shows it."""
+        shown = self.summary if self.table is None else self.table
+        return f"<b>{escape(self.kind)}</b> <small>{escape(str(self.folder))}</small>{shown.to_html(index=False)}"
+
 
 def run(
     experiment: Base = None, *, out: str | Path | None = None, resume: bool = False,
@@ -40,12 +46,13 @@ def run(
 
     `experiment` is an `Experiment`, a YAML file or a mapping; keywords override its keys. A section may be given by
     its name: `run(algorithm="madsbo", topology="ring")`. `out` is the run folder; `resume` continues an interrupted
-    run in it, `start_from` extends a finished run that has fewer rounds.
+    run in it, `start_from` extends a finished run that has fewer rounds. A notebook shows the progress; `callback`
+    replaces that display.
     """
     from dbo.platform.runs import runner
 
     return runner.run(_build_experiment(experiment, settings), out, resume=resume, start_from=start_from,
-                      callback=callback)
+                      callback=callback or _choose_display())
 
 
 def compare(
@@ -66,7 +73,8 @@ def compare(
     experiments, level = comparing.plan(
         None if file is None else str(file), _format_overrides(settings), list(algorithms), target, seeds)
     folder = Path(out) if out is not None else comparing.default_folder(experiments)
-    comparing.compare(experiments, level, folder, callback, allow_changed_code=allow_changed_code)
+    comparing.compare(
+        experiments, level, folder, callback or _choose_display(), allow_changed_code=allow_changed_code)
     return load(folder)
 
 
@@ -154,6 +162,13 @@ def _read_table(path: Path) -> "pd.DataFrame | None":
         return pd.read_csv(path) if path.is_file() else None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).partition(chr(10))[0]}") from None
+
+
+def _choose_display() -> "RunCallback | None":
+    """Return the display of a notebook; None elsewhere: scripts print nothing."""
+    from dbo.notebook import NotebookProgress, is_notebook
+
+    return NotebookProgress() if is_notebook() else None
 
 
 def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:

@@ -9,11 +9,10 @@ from statistics import fmean
 
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.base import RunSpec
 from dbo.platform.engine.evaluation import evaluate
 from dbo.platform.engine.factory import start_engine
-from dbo.platform.engine.shard_wrappers import pool_nodes
-from dbo.platform.network.topology import single_node
 from dbo.platform.runs.runner import Prepared, prepare
 from dbo.platform.runs.schema import Summary
 from dbo.sweeps.grid import SweepCell
@@ -31,8 +30,8 @@ class CellEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measurement:
-    """Two rounds and an evaluation of one cell."""
+class Measurement:
+    """Two rounds and an evaluation of one experiment, on one core."""
 
     algorithm: str
     packets: int                # per node and round: time and bytes of a round grow with them
@@ -54,11 +53,11 @@ class _Measurement:
 def estimate_cells(cells: Sequence[SweepCell], time_limit: float = _TIME_LIMIT) -> dict[str, CellEstimate]:
     """Return estimates by the cells' names. Cells that were not measured follow from others of their algorithm."""
     deadline: float | None = None
-    measured: dict[str, _Measurement] = {}
+    measured: dict[str, Measurement] = {}
     problems: dict[str, Prepared] = {}
     for cell in _spread_out(cells):
         with suppress(Exception):       # the same error will end the cell, and be reported there
-            measured[cell.name] = _measure(cell.experiment, problems)
+            measured[cell.name] = measure_experiment(cell.experiment, _prepare_once(cell.experiment, problems))
         deadline = deadline or time.monotonic() + time_limit        # the first one also loads the data
         if time.monotonic() > deadline:
             break
@@ -69,7 +68,7 @@ def estimate_cells(cells: Sequence[SweepCell], time_limit: float = _TIME_LIMIT) 
     return found
 
 
-def _estimate_cell(cell: SweepCell, measured: Mapping[str, _Measurement]) -> CellEstimate:
+def _estimate_cell(cell: SweepCell, measured: Mapping[str, Measurement]) -> CellEstimate:
     if cell.name in measured:
         return measured[cell.name].extrapolate(cell.experiment)
     similar = [one for one in measured.values() if one.algorithm == cell.experiment.algorithm["name"]]
@@ -89,17 +88,20 @@ def _spread_out(cells: Sequence[SweepCell]) -> list[SweepCell]:
     return [cells[number] for start in range(step) for number in range(start, len(cells), step)]
 
 
-def _measure(experiment: Experiment, problems: dict[str, Prepared]) -> _Measurement:
-    """Run one round to warm up and one with a clock."""
+def _prepare_once(experiment: Experiment, problems: dict[str, Prepared]) -> Prepared:
+    """Return the problem of an experiment; the previous one if it is the same."""
     settings = experiment.to_dict()
     key = json.dumps([settings[k] for k in ("task", "nodes", "seed", "dtype", "partition", "topology")])
     if key not in problems:
         problems.clear()
         problems[key] = prepare(experiment)
-    prepared, parts = problems[key], experiment.parts
-    problem, graph = prepared.problem, prepared.network
-    if parts.algorithm.network == "single":
-        problem, graph = pool_nodes(problem), single_node()
+    return problems[key]
+
+
+def measure_experiment(experiment: Experiment, prepared: Prepared) -> Measurement:
+    """Run one round to warm up and one with a clock, in this process."""
+    parts, settings = experiment.parts, experiment.to_dict()
+    problem, graph = arrange(parts.algorithm, prepared.problem, prepared.network)
     engine = start_engine(LocalSettings(threads=1), RunSpec(
         parts.algorithm, parts.config, problem, graph, settings, batches=parts.batches, schedules=parts.schedules))
     try:
@@ -115,7 +117,7 @@ def _measure(experiment: Experiment, problems: dict[str, Prepared]) -> _Measurem
         round_bytes, round_packets = second.bytes_links - first_bytes, int(second.packets.max()) - first_packets
     finally:
         engine.close()
-    return _Measurement(
+    return Measurement(
         algorithm=parts.algorithm.name, packets=max(1, round_packets), round_seconds=middle - begin,
         round_bytes=round_bytes, evaluation_seconds=end - middle, startup_bytes=first_bytes - round_bytes,
     )

@@ -13,7 +13,7 @@ import pandas as pd
 from dbo.platform.config.redact import redact
 from dbo.platform.runs.atomic_io import write_atomically
 from dbo.platform.runs.run_folder import RunFolder, find_summary, read_metrics
-from dbo.platform.runs.schema import BLOCK_SECONDS, COLUMNS, Target
+from dbo.platform.runs.schema import COLUMNS, Target
 from dbo.platform.runs.statistics import estimate_mean
 from dbo.sweeps.grid import SweepCell, format_value
 
@@ -34,7 +34,7 @@ def build_cell_table(cells: Sequence[SweepCell], out: Path, target: Target, erro
         records = read_metrics(RunFolder(folder).metrics) if summary else []
         cost = target.find_cost(records) or {}
         final = records[-1] if records else {}
-        extra = [key for key in final if key not in (*COLUMNS, BLOCK_SECONDS)]
+        extra = [key for key, value in final.items() if key not in COLUMNS and isinstance(value, int | float)]
         rows.append({
             "cell": cell.name,
             **{key: _format_axis_value(value) for key, value in cell.values.items()},

@@ -228,7 +228,7 @@ class TuneRunner:
         if isinstance(engine, LocalSettings):
             gpu = {"GPU": 1.0} if engine.device == "cuda" else {}
             return [{"CPU": min(float(engine.threads), max(cpus)), **gpu}]
-        blocks = pack_nodes(engine, self.ray, cell.experiment.nodes)
+        blocks = pack_nodes(engine, self.ray, cell.experiment.nodes, cell.experiment.parts.algorithm.network == "star")
         share = math.floor(_CPU_SHARE * compute_fair_share(cpus, len(blocks)) * 100) / 100
         requests = [bundle_for(engine, len(ids)) for ids in blocks]
         return [{}, *({**request, "CPU": max(request["CPU"], share)} for request in requests)]

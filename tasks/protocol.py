@@ -151,6 +151,11 @@ class Shard(ABC):
         return len(self.ids)
 
     @property
+    def clients(self) -> int:
+        """The clients of the whole network, if it has a server; otherwise 0."""
+        return 0
+
+    @property
     def dim_x(self) -> int:
         return int(self.x0.shape[1])
 
@@ -235,6 +240,10 @@ class Problem(Protocol):
 
     def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
         """Return the test metrics of any number of models, one model per row; each metric is (rows,)."""
+
+    def evaluate_nodes(self, x: Array, y: Array) -> dict[str, Array]:
+        """Return what is reported of the nodes' own models: the metrics of `evaluate`, perhaps without `test_loss`."""
+        return self.evaluate(x, y)
 
     def task_metrics(self, x_mean: Array, y_mean: Array) -> dict[str, float]:
         """Return the task's own metrics of the mean model (1-d arrays)."""

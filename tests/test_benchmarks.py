@@ -35,6 +35,15 @@ def test_nodes_benchmark_runs() -> None:
     assert re.search(r"-?\d+ KiB per node more", output)
 
 
+def test_scale_benchmark_runs() -> None:
+    """Many nodes: a node's share of a round, evaluations, sizes of files and times of readers are printed."""
+    output = run_benchmark("scale.py")
+    for ratio in ("a node's share, 1,000 : 100 nodes", "an evaluation of all nodes : a round"):
+        assert re.search(re.escape(ratio) + JUDGED, output)
+    assert re.search(r"a line of nodes.jsonl +\d+\.\d kB", output)
+    assert re.search(r"report +\d+\.\d\d s", output)
+
+
 def test_kernels_benchmark_runs() -> None:
     """Top-k and its encoding are compared with torch, with a pass over memory and with the entropy bound."""
     output = run_benchmark("kernels.py")

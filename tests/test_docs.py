@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import typer
 
 from dbo.platform.cli.main import app
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.runs.runner import run
+from dbo.tasks.registry import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *(
@@ -96,3 +99,19 @@ def test_every_sentence_is_short() -> None:
                 if len(sentence.split()) > 30:
                     long.append(f"{page}: {sentence[:120]}…")
     assert long == []
+
+
+@pytest.mark.parametrize("task", [*TASKS])
+def test_every_metric_is_documented(task: str) -> None:
+    """docs/runs.md explains each column that a run of this task writes, and each file."""
+    if task in ("coefficient_tuning", "hyper_representation", "hyper_cleaning"):
+        section: dict[str, Any] = {"name": task, "dataset": "digits"}
+    else:
+        section = {"name": task}
+    text = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    with TemporaryDirectory() as folder:
+        result = run(Experiment(task=section, nodes=4, rounds=1, engine="local", algorithm={"name": "c2dfb"}), folder)
+        missing = [name for name in result.history.columns if f"`{name}`" not in text]
+        assert missing == []
+        files = {path.name for path in Path(folder).iterdir() if not path.name.startswith(".")}
+        assert [name for name in sorted(files) if f"`{name}`" not in text and f"`{name}/`" not in text] == []

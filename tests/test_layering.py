@@ -21,7 +21,7 @@ class Rule:
     never: frozenset[str] = frozenset()           # not even if the rest allows it
 
 
-ARRAYS = frozenset({"array_api_compat", "numba", "numpy", "scipy", "sklearn", "torch", "torchvision"})
+ARRAYS = frozenset({"array_api_compat", "numba", "threadpoolctl", "numpy", "scipy", "sklearn", "torch", "torchvision"})
 LEAVES = ("dbo.components", "dbo.parameters", "dbo.version", "dbo.platform.errors")
 NETWORK = (*LEAVES, "dbo.platform.network", "dbo.algorithms.api")
 CONFIG = (

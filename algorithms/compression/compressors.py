@@ -10,13 +10,15 @@ The message of a row with NaN or inf is not finite either: otherwise a diverged 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from dbo.algorithms.compression.grid import quantize_rows, quantized_share
-from dbo.algorithms.gossip import Message, dense
+from dbo.algorithms.gossip import Message, Packed, dense
+from dbo.algorithms.kernels.lazy import Rows, unwrap
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
 from dbo.components import Registry
@@ -29,7 +31,7 @@ C = TypeVar("C", bound=type)
 class Compressor(Protocol):
     """A row-wise operator Q on stacked rows (nodes, dim)."""
 
-    def __call__(self, rows: Array, key: Key, channel: str) -> Message:
+    def __call__(self, rows: Array, key: Key, channel: str) -> Message | Packed:
         """Return Q of every row; `channel` keys the random numbers, so that channels of one packet are independent."""
 
     def contraction(self, dim: int) -> float:
@@ -43,9 +45,29 @@ COMPRESSORS: Registry[type[Compressor]] = Registry(
 )
 
 
-def compressor(name: str) -> Callable[[C], C]:
-    """Register the decorated class as a compressor: `__call__(rows, key, channel)` and `contraction(dim)`."""
-    return COMPRESSORS.register(name)
+def compressor(name: str, *, lazy: bool = False) -> Callable[[C], C]:
+    """Register the decorated class as a compressor: `__call__(rows, key, channel)` and `contraction(dim)`.
+
+    Its rows are arrays. With `lazy` they may be pending sums of wide rows, which it then evaluates itself.
+    """
+    register = COMPRESSORS.register(name)
+
+    def decorate(cls: C) -> C:
+        if not lazy and "__call__" in vars(cls):
+            cls.__call__ = _evaluate_first(vars(cls)["__call__"])      # type: ignore[method-assign]
+        return register(cls)
+
+    return decorate
+
+
+def _evaluate_first(call: Callable[..., Message]) -> Callable[..., Message]:
+    """Wrap a compressor's `__call__`: pending sums of wide rows are evaluated before it sees them."""
+
+    @wraps(call)
+    def compress(self: Any, rows: Array, key: Key, channel: str) -> Message:
+        return call(self, unwrap(rows), key, channel)
+
+    return compress
 
 
 @compressor("identity")
@@ -67,7 +89,7 @@ _BITS = "bits of a sent value, sign included, on levels of the row's largest mag
 _LEVELS = "levels of quantized values: logarithmic (relative error) or uniform (absolute error)"
 
 
-@compressor("top_k")
+@compressor("top_k", lazy=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK:
     """Keeps the largest entries by magnitude, unscaled."""
@@ -76,9 +98,13 @@ class TopK:
     bits: int | None = param(None, ge=2, le=16, help=_BITS)
     levels: Levels = param("log", help=_LEVELS)
 
-    def __call__(self, rows: Array, key: Key, channel: str) -> Message:
+    def __call__(self, rows: Array, key: Key, channel: str) -> Message | Packed:
         k = count_kept(self.ratio, rows.shape[1])
-        return send_kept(keep_largest(rows, k), k, self.bits, self.levels)
+        if isinstance(rows, Rows) and rows.is_compiled and self.ratio < 1:
+            from dbo.algorithms.kernels import selection  # imports numba, which is slow
+
+            return selection.pack_largest(rows, k, self.bits, self.levels == "log")
+        return send_kept(keep_largest(unwrap(rows), k), k, self.bits, self.levels)
 
     def contraction(self, dim: int) -> float:
         """δ = q k/d, k = max(1, ⌊ratio · d⌋): the kept k entries hold at least their share of ‖v‖².

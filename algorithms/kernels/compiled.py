@@ -9,13 +9,16 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba import extending, types
 from numba.cpython.unsafe import numbers
 
 from dbo.algorithms.protocol import Array
 
 trailing_zeros: Any = numbers.trailing_zeros
+carray: Any = numba.carray      # type: ignore[attr-defined]
+pointer_to: Any = types.CPointer
 
-_WORDS = 512      # words whose 32,768 entries stay in the L2 cache
+_TILE = 2048      # entries whose sums in float64 stay in the L1 cache
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -26,157 +29,74 @@ def compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(nogil=True, error_model="numpy")(function)
 
 
-# ---- updates ---------------------------------------------------------------------------------------------------------
-# The output array comes first and is also an operand: a second name for it would prevent vectorization. Where there are
-# two terms, they are added first: a tracker adds the difference of two gradients, which is small where both are large.
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Wrap numba's decorator with a type: the function returns a signature and a code generator."""
+    return extending.intrinsic(prefer_literal=True)(function)
+
+
+@intrinsic
+def _at(typing: Any, address: Any, like: Any) -> Any:
+    """Return an address as a pointer to entries of the type of `like`."""
+    kind = pointer_to(like.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(kind))
+
+    return kind(address, like), generate
 
 
 @compiled
-def add1(v: Array, c: float, t: Array) -> None:
-    """v += c t."""
-    for i in range(v.size):
-        v[i] = v[i] + c * t[i]
+def _add_dense(total: Array, weight: float, row: Array) -> None:
+    for i in range(total.size):
+        total[i] += weight * row[i]
 
 
 @compiled
-def add2(v: Array, c: float, t: Array, e: float, u: Array) -> None:
-    """v += c t + e u."""
-    for i in range(v.size):
-        v[i] = v[i] + (c * t[i] + e * u[i])
-
-
-@compiled
-def neumann(h: Array, p: Array, lipschitz: float, b: Array) -> None:
-    """h = p − h / L + b."""
-    for i in range(h.size):
-        h[i] = p[i] - h[i] / lipschitz + b[i]
-
-
-@compiled
-def step(v: Array, gamma: float, a: Array, b: Array, c: float, t: Array) -> None:
-    """v += γ (a − b) + c t."""
-    for i in range(v.size):
-        v[i] = v[i] + gamma * (a[i] - b[i]) + c * t[i]
-
-
-@compiled
-def track(s: Array, gamma: float, a: Array, b: Array, new: Array, old: Array) -> None:
-    """s += γ (a − b) + new − old; old = new."""
-    for i in range(s.size):
-        s[i] = s[i] + (gamma * (a[i] - b[i]) + (new[i] - old[i]))
-        old[i] = new[i]
-
-
-@compiled
-def shift(s: Array, new: Array, old: Array) -> None:
-    """s += new − old; old = new."""
-    for i in range(s.size):
-        s[i] = s[i] + (new[i] - old[i])
-        old[i] = new[i]
-
-
-@compiled
-def gossip1(a: Array, gamma: float, v: Array, c: float, t: Array) -> None:
-    """a = v + γ (a − v) + c t."""
-    for i in range(v.size):
-        a[i] = v[i] + gamma * (a[i] - v[i]) + c * t[i]
-
-
-@compiled
-def gossip2(a: Array, gamma: float, v: Array, c: float, t: Array, e: float, u: Array) -> None:
-    """a = v + γ (a − v) + c t + e u."""
-    for i in range(v.size):
-        a[i] = v[i] + (gamma * (a[i] - v[i]) + (c * t[i] + e * u[i]))
-
-
-@compiled
-def average(v: Array, c: float, e: float, t: Array) -> None:
-    """v = e t + c v."""
-    for i in range(v.size):
-        v[i] = e * t[i] + c * v[i]
-
-
-# ---- neighbour sums --------------------------------------------------------------------------------------------------
-
-
-@compiled
-def sum1(out: Array, fresh: bool, w: float, r: Array) -> None:
-    """out = w r, or out += w r."""
-    if fresh:
-        for i in range(out.size):
-            out[i] = w * r[i]
-    else:
-        for i in range(out.size):
-            out[i] = out[i] + w * r[i]
-
-
-@compiled
-def sum2(out: Array, fresh: bool, w: float, r: Array, x: float, s: Array) -> None:
-    """The same for two rows, in their order."""
-    if fresh:
-        for i in range(out.size):
-            out[i] = w * r[i] + x * s[i]
-    else:
-        for i in range(out.size):
-            out[i] = out[i] + w * r[i] + x * s[i]
-
-
-@compiled
-def sum3(out: Array, fresh: bool, w: float, r: Array, x: float, s: Array, y: float, t: Array) -> None:
-    """The same for three rows, in their order."""
-    if fresh:
-        for i in range(out.size):
-            out[i] = w * r[i] + x * s[i] + y * t[i]
-    else:
-        for i in range(out.size):
-            out[i] = out[i] + w * r[i] + x * s[i] + y * t[i]
-
-
-@compiled
-def _add_some(out: Array, weight: float, words: Array, entries: Array, first: int, at: Any) -> Any:
-    """Add the entries marked in the words from `first` on, as many as the L2 cache holds; return the next position."""
-    for i in range(first, min(first + _WORDS, words.size)):
+def _add_packed(total: Array, weight: float, words: Array, entries: Array, at: Any) -> Any:
+    """Add the entries marked in the words, the first of which is entries[at]; return the next position."""
+    for i in range(words.size):
         word = words[i]
         base = np.uint64(64 * i)
         while word != 0:
             j = base + trailing_zeros(word)
-            out[j] = out[j] + weight * entries[at]
+            total[j] += weight * entries[at]
             at += np.uint64(1)
             word &= word - np.uint64(1)
     return at
 
 
 @compiled
-def add_packed1(out: Array, w: float, r: Array, a: Array) -> None:
-    """out += w q for a packed q: 64 marks to a word of r, the marked entries in order in a."""
-    at = np.uint64(0)
-    for first in range(0, r.size, _WORDS):
-        at = _add_some(out, w, r, a, first, at)
+def _round_to(out: Array, total: Array) -> None:
+    for i in range(out.size):
+        out[i] = total[i]
 
 
 @compiled
-def add_packed2(out: Array, w: float, r: Array, a: Array, x: float, s: Array, b: Array) -> None:
-    """The same for two, in their order, with `out` read and written once."""
-    at, bt = np.uint64(0), np.uint64(0)
-    for first in range(0, r.size, _WORDS):
-        at = _add_some(out, w, r, a, first, at)
-        bt = _add_some(out, x, s, b, first, bt)
-
-
-@compiled
-def add_packed3(
-    out: Array, w: float, r: Array, a: Array, x: float, s: Array, b: Array, y: float, t: Array, c: Array
+def evaluate(
+    like: Array, dim: int, outs: Array, ends: Array, weights: Array, rows: Array, packed: Array
 ) -> None:
-    """The same for three."""
-    at, bt, ct = np.uint64(0), np.uint64(0), np.uint64(0)
-    for first in range(0, r.size, _WORDS):
-        at = _add_some(out, w, r, a, first, at)
-        bt = _add_some(out, x, s, b, first, bt)
-        ct = _add_some(out, y, t, c, first, ct)
+    """Compute sums of rows of the type of `like`, given by their addresses, a tile of entries at a time.
 
-
-SUMS = (sum1, sum2, sum3)                                      # by number of rows
-PACKED_SUMS = (add_packed1, add_packed2, add_packed3)
+    Sum number n has the terms up to ends[n] and is written to outs[n]. Where packed[k] is not 0, rows[k] is the address
+    of a packed row's words and packed[k] that of its entries.
+    """
+    at = np.zeros(rows.size, dtype=np.uint64)      # how many entries of each packed row have been added
+    whole = np.empty(_TILE, dtype=np.float64)
+    marks = np.empty(0, dtype=np.uint64)
+    for start in range(0, dim, _TILE):
+        size = min(_TILE, dim - start)
+        total = whole[:size]
+        first = 0
+        for n in range(outs.size):
+            total[:] = 0
+            for k in range(first, ends[n]):
+                if packed[k] == 0:
+                    _add_dense(total, weights[k], carray(_at(rows[k] + start * like.itemsize, like), size))
+                else:
+                    words = carray(_at(rows[k] + start // 8, marks), (size + 63) // 64)
+                    at[k] = _add_packed(total, weights[k], words, carray(_at(packed[k], like), dim), at[k])
+            _round_to(carray(_at(outs[n] + start * like.itemsize, like), size), total)
+            first = ends[n]
 
 
 @compiled

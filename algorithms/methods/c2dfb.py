@@ -45,7 +45,6 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
-from dbo.algorithms.kernels import fused
 from dbo.algorithms.parts.penalty import YObjective, upper_gradient, y_gradient
 
 
@@ -78,10 +77,7 @@ class Config(Loops):
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """State of one inner loop (Algorithm 2) on r_i, which is h_i / λ (or h_i) in the y loop and g_i in the z loop.
-
-    A step consumes the arrays of the loop that it was given: rows of many entries are updated in place.
-    """
+    """State of one inner loop (Algorithm 2) on r_i, which is h_i / λ (or h_i) in the y loop and g_i in the z loop."""
 
     d: Array          # the iterate: y or z
     s: Array          # tracker of the mean gradient
@@ -133,8 +129,8 @@ def init(shard: Shard, cfg: Config) -> State:
 
 
 def start(d: Array, grad: Array) -> Inner:
-    """Start a loop; each array has memory of its own, because wide rows are updated in place."""
-    return Inner(d=d + 0, s=grad + 0, grad=grad, d_hat=0 * d, s_hat=0 * d, wd_hat=0 * d, ws_hat=0 * d)
+    """Start a loop."""
+    return Inner(d=d, s=grad, grad=grad, d_hat=0 * d, s_hat=0 * d, wd_hat=0 * d, ws_hat=0 * d)
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
@@ -189,7 +185,8 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
     wx, ws = await mix(x=st.x, s=st.s)
     x = st.x + cfg.gamma_out * (wx - st.x) - cfg.eta_out * st.s                                       # Alg. 1, l. 4
 
-    loop_y, loop_z, key = st.loop_y, st.loop_z, round_key(shard, st.t)
+    t, s, u, loop_y, loop_z, key = st.t, st.s, st.u, st.loop_y, st.loop_z, round_key(shard, st.t)
+    del st      # frees the loops' arrays as they are replaced
     if cfg.reset_every and key.round and key.round % cfg.reset_every == 0:
         loop_y, loop_z = reset(loop_y), reset(loop_z)
     batches = iter(range(count_batches(cfg)))
@@ -204,9 +201,9 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
         loop_y, loop_z = receive(loop_y, wy_d, wy_s), receive(loop_z, wz_d, wz_s)
 
     batch = shard.sample(key.at(next(batches)))
-    u = upper_gradient(batch, cfg.lam, x, loop_y.d, loop_z.d)                                         # Alg. 1, l. 9
-    s = st.s + (cfg.gamma_out * (ws - st.s) + (u - st.u))                                             # Alg. 1, l. 11
-    return State(t=st.t + 1, x=x, s=s, u=u, loop_y=loop_y, loop_z=loop_z)
+    u_old, u = u, upper_gradient(batch, cfg.lam, x, loop_y.d, loop_z.d)                               # Alg. 1, l. 9
+    s = s + (cfg.gamma_out * (ws - s) + (u - u_old))                                                  # Alg. 1, l. 11
+    return State(t=t + 1, x=x, s=s, u=u, loop_y=loop_y, loop_z=loop_z)
 
 
 def inner_gradients(batch: Shard, cfg: Loops, x: Array) -> tuple[Gradient, Gradient]:
@@ -216,29 +213,26 @@ def inner_gradients(batch: Shard, cfg: Loops, x: Array) -> tuple[Gradient, Gradi
 
 def reset(v: Inner) -> Inner:
     """Set the tracker's reference point to 0, at all nodes in the same round: Σ_j w_ij ŝ_j is then 0 exactly."""
-    return replace(v, s_hat=fused.zero_in_place(v.s_hat), ws_hat=fused.zero_in_place(v.ws_hat))
+    return replace(v, s_hat=0 * v.s_hat, ws_hat=0 * v.ws_hat)
 
 
 def refresh(v: Inner, gradient: Gradient) -> Inner:
     """Add the gradient's change at the new x to the tracker before the first step: mean(s) = mean(∇r) holds again."""
-    s, grad = fused.shift_in_place(v.s, gradient(v.d), v.grad)
-    return replace(v, s=s, grad=grad)
+    grad = gradient(v.d)
+    return replace(v, s=v.s + (grad - v.grad), grad=grad)
 
 
 def inner_step(v: Inner, gradient: Gradient, cfg: Config, key: Key, channel: str) -> tuple[Inner, Residual, Residual]:
-    """Algorithm 2, one k: update d and s, and return the two residuals to send.
-
-    d ← d + γ (Σ_j w_ij d̂_j − d̂) − η s;   s ← s + γ (Σ_j w_ij ŝ_j − ŝ) + ∇r(d) − ∇r(d of the step before);
-    d̂ ← d̂ + Q(d − d̂) and ŝ ← ŝ + Q(s − ŝ), with the Q(·) as the messages.
-    """
-    d = fused.step_in_place(v.d, cfg.gamma_in, v.wd_hat, v.d_hat, cfg.eta_in, v.s)                    # Alg. 2, l. 2
-    q_d, d_hat = fused.compress_residual(cfg.compressor, d, v.d_hat, key, channel + "_d")             # Alg. 2, l. 4
-    s, grad = fused.track_in_place(v.s, cfg.gamma_in, v.ws_hat, v.s_hat, gradient(d), v.grad)         # Alg. 2, l. 5
-    q_s, s_hat = fused.compress_residual(cfg.compressor, s, v.s_hat, key, channel + "_s")             # Alg. 2, l. 7
-    return Inner(d=d, s=s, grad=grad, d_hat=d_hat, s_hat=s_hat, wd_hat=v.wd_hat, ws_hat=v.ws_hat), q_d, q_s
+    """Algorithm 2, one k: update d and s, and return the two residuals to send."""
+    d = v.d + cfg.gamma_in * (v.wd_hat - v.d_hat) - cfg.eta_in * v.s                                  # Alg. 2, l. 2
+    q_d = cfg.compressor(d - v.d_hat, key, channel + "_d")                                            # Alg. 2, l. 4
+    grad = gradient(d)
+    s = v.s + (cfg.gamma_in * (v.ws_hat - v.s_hat) + (grad - v.grad))                                 # Alg. 2, l. 5
+    q_s = cfg.compressor(s - v.s_hat, key, channel + "_s")                                            # Alg. 2, l. 7
+    new = replace(v, d=d, s=s, grad=grad, d_hat=v.d_hat + q_d.values, s_hat=v.s_hat + q_s.values)
+    return new, q_d, q_s
 
 
 def receive(v: Inner, wq_d: Array, wq_s: Array) -> Inner:
     """Update Σ_j w_ij d̂_j and Σ_j w_ij ŝ_j from the residuals alone: no copy of a neighbour is stored."""
-    wd_hat, ws_hat = fused.add_message_in_place(v.wd_hat, wq_d), fused.add_message_in_place(v.ws_hat, wq_s)
-    return replace(v, wd_hat=wd_hat, ws_hat=ws_hat)
+    return replace(v, wd_hat=v.wd_hat + wq_d, ws_hat=v.ws_hat + wq_s)

@@ -31,7 +31,6 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
-from dbo.algorithms.kernels import fused
 from dbo.algorithms.methods import c2dfb
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
 
@@ -98,10 +97,8 @@ def init(shard: Shard, cfg: Config) -> State:
 
 
 def start(d: Array, grad: Array) -> Inner:
-    """Start a loop; each array has memory of its own, because wide rows are updated in place."""
-    return Inner(
-        d=ErrorFeedback(d + 0, 0 * d, 0 * d, 0 * d), s=ErrorFeedback(grad + 0, 0 * d, 0 * d, 0 * d), grad=grad
-    )
+    """Start a loop."""
+    return Inner(d=ErrorFeedback(d, 0 * d, 0 * d, 0 * d), s=ErrorFeedback(grad, 0 * d, 0 * d, 0 * d), grad=grad)
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
@@ -146,7 +143,9 @@ async def c2dfb_nc(st: State, shard: Shard, cfg: Config) -> State:
     wx, ws = await mix(x=st.x, s=st.s)
     x = st.x + cfg.gamma_out * (wx - st.x) - cfg.eta_out * st.s
 
-    y, z, key, batches = st.loop_y, st.loop_z, round_key(shard, st.t), iter(range(c2dfb.count_batches(cfg)))
+    t, s, u, y, z, key = st.t, st.s, st.u, st.loop_y, st.loop_z, round_key(shard, st.t)
+    del st      # frees the loops' arrays as they are replaced
+    batches = iter(range(c2dfb.count_batches(cfg)))
     if cfg.tracker == "refresh":
         grad_y, grad_z = c2dfb.inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
         y, z = refresh(y, grad_y), refresh(z, grad_z)
@@ -157,23 +156,24 @@ async def c2dfb_nc(st: State, shard: Shard, cfg: Config) -> State:
         wy_d, wy_s, wz_d, wz_s = await mix(y_d=y_d, y_s=y_s, z_d=z_d, z_s=z_s)
         y, z = receive(y, wy_d, wy_s), receive(z, wz_d, wz_s)
 
-    u = upper_gradient(shard.sample(key.at(next(batches))), cfg.lam, x, y.d.v, z.d.v)
-    s = st.s + (cfg.gamma_out * (ws - st.s) + (u - st.u))
-    return State(t=st.t + 1, x=x, s=s, u=u, loop_y=y, loop_z=z)
+    u_old, u = u, upper_gradient(shard.sample(key.at(next(batches))), cfg.lam, x, y.d.v, z.d.v)
+    s = s + (cfg.gamma_out * (ws - s) + (u - u_old))
+    return State(t=t + 1, x=x, s=s, u=u, loop_y=y, loop_z=z)
 
 
 def refresh(v: Inner, gradient: c2dfb.Gradient) -> Inner:
     """Add the gradient's change at the new x to the tracker, as in C²DFB."""
-    s, grad = fused.shift_in_place(v.s.v, gradient(v.d.v), v.grad)
-    return replace(v, s=replace(v.s, v=s), grad=grad)
+    grad = gradient(v.d.v)
+    return replace(v, s=replace(v.s, v=v.s.v + (grad - v.grad)), grad=grad)
 
 
 def inner_step(
     v: Inner, gradient: c2dfb.Gradient, cfg: Config, key: Key, channel: str
 ) -> tuple[Inner, Message | Packed, Message | Packed]:
     """d ← d + γ Σ_j w_ij (M_j − M_i) − η s;   s ← s + γ Σ_j w_ij (M_j − M_i) + ∇r(d) − ∇r(d of the step before)."""
-    d = fused.step_in_place(v.d.v, cfg.gamma_in, v.d.w_sent, own(v.d, cfg), cfg.eta_in, v.s.v)
-    s, grad = fused.track_in_place(v.s.v, cfg.gamma_in, v.s.w_sent, own(v.s, cfg), gradient(d), v.grad)
+    d = v.d.v + cfg.gamma_in * (v.d.w_sent - own(v.d, cfg)) - cfg.eta_in * v.s.v
+    grad = gradient(d)
+    s = v.s.v + (cfg.gamma_in * (v.s.w_sent - own(v.s, cfg)) + (grad - v.grad))
     new_d, m_d = compress(v.d, d, cfg, key, channel + "_d")
     new_s, m_s = compress(v.s, s, cfg, key, channel + "_s")
     return Inner(d=new_d, s=new_s, grad=grad), m_d, m_s
@@ -188,15 +188,12 @@ def compress(
     p: ErrorFeedback, v: Array, cfg: Config, key: Key, channel: str
 ) -> tuple[ErrorFeedback, Message | Packed]:
     """Compress the new vector together with what previous messages left out: M = Q(v + E), E ← v + E − M."""
-    due = fused.add_in_place(p.error, (1, v))
-    message, sent = fused.compress_residual(cfg.compressor, due, fused.zero_in_place(p.sent), key, channel)
-    return ErrorFeedback(v=v, error=fused.add_in_place(due, (-1, sent)), sent=sent, w_sent=p.w_sent), message
+    due = p.error + v
+    message = cfg.compressor(due, key, channel)
+    sent = message.values
+    return ErrorFeedback(v=v, error=due - sent, sent=sent, w_sent=p.w_sent), message
 
 
 def receive(v: Inner, wm_d: Array, wm_s: Array) -> Inner:
     """Replace Σ_j w_ij M_j of the previous step by that of this step."""
-
-    def update(p: ErrorFeedback, wm: Array) -> ErrorFeedback:
-        return replace(p, w_sent=fused.add_message_in_place(fused.zero_in_place(p.w_sent), wm))
-
-    return replace(v, d=update(v.d, wm_d), s=update(v.s, wm_s))
+    return replace(v, d=replace(v.d, w_sent=wm_d), s=replace(v.s, w_sent=wm_s))

@@ -34,7 +34,6 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
-from dbo.algorithms.kernels.fused import add_in_place, gossip_in_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +94,10 @@ async def madsbo(st: State, shard: Shard, cfg: Config) -> State:
 
     def gossip_step(y: Array, wy: Array, step: int) -> Array:
         grad = shard.sample(key.at(step)).g_y(st.x, y)
-        return gossip_in_place(y, cfg.gam, wy, (-cfg.eta_y, grad))                        # inner loop
+        return y + (cfg.gam * (wy - y) - cfg.eta_y * grad)                                # inner loop
 
     wx, wy = await mix(x=st.x, y=st.y)
-    x = gossip_in_place(st.x, cfg.gam, wx, (-cfg.eta_x, st.r))                            # r of the previous round
+    x = st.x + (cfg.gam * (wx - st.x) - cfg.eta_x * st.r)                                 # r of the previous round
     y = gossip_step(st.y, wy, 0)
     for step in range(1, cfg.inner_steps):
         (wy,) = await mix(y=y)
@@ -124,10 +123,10 @@ async def higp(shard: Shard, cfg: Config, x: Array, y: Array, key: Key) -> Array
             wz, (wq,) = z, await mix(q0=q)
         else:
             wz, wq = await mix(z=z, q=q)
-        z = gossip_in_place(z, cfg.gam, wz, (-cfg.eta_z, q))
+        z = z + (cfg.gam * (wz - z) - cfg.eta_z * q)
         last, batch = batch, shard.sample(key.at(key.step + n + 1))
         if batch is not last:                # fresh samples; with full batches ∇_y f stays the same
             b = batch.f_y(x, y)
-        s_old, s = s, add_in_place(batch.g_yy(x, y, z), (-1, b))
-        q = gossip_in_place(q, cfg.gam, wq, (1, s), (-1, s_old))
+        s_old, s = s, batch.g_yy(x, y, z) - b
+        q = q + (cfg.gam * (wq - q) + (s - s_old))
     return z

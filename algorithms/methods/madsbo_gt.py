@@ -24,7 +24,6 @@ from dbo.algorithms.api import (
     mix,
     round_key,
 )
-from dbo.algorithms.kernels.fused import gossip_in_place
 from dbo.algorithms.methods.madsbo import Config, count_batches, higp
 
 
@@ -77,12 +76,12 @@ async def madsbo_gt(st: State, shard: Shard, cfg: Config) -> State:
     for k in range(cfg.inner_steps):
         if k == 0:
             wx, wy, ws = await mix(x=st.x, y=y, s=s)
-            x = gossip_in_place(st.x, cfg.gam, wx, (-cfg.eta_x, st.r))
+            x = st.x + (cfg.gam * (wx - st.x) - cfg.eta_x * st.r)
         else:
             wy, ws = await mix(y=y, s=s)
-        y = gossip_in_place(y, cfg.gam, wy, (-cfg.eta_y, s))
+        y = y + (cfg.gam * (wy - y) - cfg.eta_y * s)
         grad_old, grad = grad, shard.sample(key.at(k + 1)).g_y(st.x, y)
-        s = gossip_in_place(s, cfg.gam, ws, (1, grad), (-1, grad_old))
+        s = s + (cfg.gam * (ws - s) + (grad - grad_old))
 
     z = await higp(shard, cfg, st.x, y, key.at(cfg.inner_steps + 1))
     batch = shard.sample(key.at(cfg.inner_steps + cfg.higp_steps + 2))

@@ -31,7 +31,6 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
-from dbo.algorithms.kernels.fused import add_in_place, average_in_place, gossip_in_place
 from dbo.algorithms.parts.neumann import Neumann, draw_from, hypergradient
 
 
@@ -136,11 +135,11 @@ ERRORS = ErrorTerms(consensus=lambda st: {"tracker_x": st.zf, "tracker_y": st.zg
 async def mdbo(st: State, shard: Shard, cfg: Config) -> State:
     """MDBO: momentum and gradient tracking with each node's own Neumann hypergradient."""
     wx, wy, wzf, wzg = await mix(x=st.x, y=st.y, zf=st.zf, zg=st.zg)
-    x = gossip_in_place(st.x, cfg.eta, wx, (-cfg.beta_x * cfg.eta, st.zf))                # steps of x and y
-    y = gossip_in_place(st.y, cfg.eta, wy, (-cfg.beta_y * cfg.eta, st.zg))
+    x = st.x + (cfg.eta * (wx - st.x) - cfg.beta_x * cfg.eta * st.zf)                     # steps of x and y
+    y = st.y + (cfg.eta * (wy - st.y) - cfg.beta_y * cfg.eta * st.zg)
 
     t, a_x, a_y = st.t + 1, cfg.alpha_x * cfg.eta, cfg.alpha_y * cfg.eta
-    u = average_in_place(st.u, a_x, local_hypergradient(shard, cfg, x, y, t))             # momentum
-    v = average_in_place(st.v, a_y, lower_batch(shard, cfg, t).g_y(x, y))
-    zf, zg = add_in_place(wzf, (1, u), (-1, st.u)), add_in_place(wzg, (1, v), (-1, st.v))     # tracking
+    u = (1 - a_x) * st.u + a_x * local_hypergradient(shard, cfg, x, y, t)                 # momentum
+    v = (1 - a_y) * st.v + a_y * lower_batch(shard, cfg, t).g_y(x, y)
+    zf, zg = wzf + (u - st.u), wzg + (v - st.v)                                           # tracking
     return State(t=t, x=x, y=y, u=u, v=v, zf=zf, zg=zg)

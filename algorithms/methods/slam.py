@@ -97,7 +97,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     ),
 )
 async def slam(st: State, shard: Shard, cfg: Config) -> State:
-    """SLAM: augmented Lagrangian for x, a lower level per node: solves the personalised problem, not min ψ."""
+    """SLAM, personalised lower levels (another problem than min ψ): augmented Lagrangian for x, own y_i."""
     rho = cfg.gamma / cfg.eta_x
     disagreement = st.x - await mix(st.x)                                                   # L x
     p = st.p + rho * disagreement

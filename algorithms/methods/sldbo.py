@@ -12,8 +12,6 @@ trackers follow the sampled ones.
 
 from dataclasses import dataclass
 
-import array_api_compat
-
 from dbo.algorithms.api import (
     MINIMISER,
     Array,
@@ -28,6 +26,7 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
+from dbo.algorithms.parts.ball import project
 from dbo.algorithms.parts.soba import Directions, directions
 
 
@@ -101,11 +100,3 @@ async def sldbo(st: State, shard: Shard, cfg: Config) -> State:
     d = directions(shard.sample(round_key(shard, t)), x, y, v)
     track = Directions(x=wsx + (d.x - old.x), y=wsy + (d.y - old.y), v=wsv + (d.v - old.v))
     return State(t=t, x=x, y=y, v=v, track=track, local=d)
-
-
-def project(v: Array, radius: float) -> Array:
-    """Project each row onto the ball; rows inside it do not change, to the last bit."""
-    xp = array_api_compat.array_namespace(v)
-    norm = xp.sqrt(xp.sum(v * v, axis=1, keepdims=True))
-    projected: Array = xp.where(norm > radius, v * (radius / xp.where(norm > 0, norm, 1)), v)
-    return projected

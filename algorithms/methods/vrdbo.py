@@ -19,6 +19,7 @@ from dbo.algorithms.api import LOCAL_INVERSE, Array, Claim, Noise, Shard, algori
 from dbo.algorithms.methods import mdbo
 from dbo.algorithms.methods.mdbo import State, count_batches, local_hypergradient, lower_batch, tracking_invariants
 from dbo.algorithms.parts.neumann import hypergradient
+from dbo.algorithms.parts.storm import storm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,3 @@ async def vrdbo(st: State, shard: Shard, cfg: Config) -> State:
     batch = lower_batch(shard, cfg, t)
     v = storm(st.v, batch.g_y(x, y), batch.g_y(st.x, st.y), cfg.alpha_y * cfg.eta**2)
     return State(t=t, x=x, y=y, u=u, v=v, zf=wzf + (u - st.u), zg=wzg + (v - st.v))       # tracking
-
-
-def storm(estimate: Array, new: Array, before: Array, weight: float) -> Array:
-    """STORM: (1 − w) (estimate + new − before) + w new."""
-    return (1 - weight) * (estimate + new - before) + weight * new

@@ -14,7 +14,6 @@ from typing import Literal, TypeAlias
 import array_api_compat
 import numpy as np
 
-from dbo.algorithms.kernels.fused import neumann_in_place
 from dbo.algorithms.protocol import Array, CountsRows, Shard
 from dbo.algorithms.rng import Key
 
@@ -47,7 +46,7 @@ def truncated_inverse(draw: Draw, x: Array, y: Array, b: Array, terms: int, lips
     """Return P_J b, by Horner's rule: J − 1 Hessian-vector products, on the batches of steps 1 … J − 1."""
     p = b
     for j in range(1, terms):
-        p = neumann_in_place(p, draw(j).g_yy(x, y, p), lipschitz, b)
+        p = p - draw(j).g_yy(x, y, p) / lipschitz + b
     return p / lipschitz
 
 

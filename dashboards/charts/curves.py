@@ -48,6 +48,7 @@ class Curve(TypedDict):
 
     setting: int                                        # position in GroupedRuns.settings
     algorithm: str
+    series: str                                         # its entry in the legend: GroupedRuns.series
     label: str
     seeds: int
     status: str                                         # empty: finished
@@ -68,6 +69,12 @@ def build_curves(runs: GroupedRuns) -> list[Curve]:
     return curves
 
 
+def list_own_columns(runs: GroupedRuns) -> list[str]:
+    """Return the metrics of targets that only their task has, as far as they were measured."""
+    metrics = dict.fromkeys(setting.target.metric for setting in runs.settings)
+    return [metric for metric in metrics if metric not in Y_COLUMNS and runs.has_column(metric)]
+
+
 def _build_mean_curve(grouped: GroupedRuns, group: SeedGroup, runs: Sequence[RunData]) -> Curve:
     positions = _find_common_rounds(runs)
     reached = _find_target_point(group, runs)
@@ -78,10 +85,10 @@ def _build_mean_curve(grouped: GroupedRuns, group: SeedGroup, runs: Sequence[Run
     chosen = thin_indices(len(rounds), MAX_POINTS, keep)
 
     def stack(column: str) -> Series:
-        return np.stack([run.columns[column][at[chosen]] for run, at in zip(runs, positions, strict=True)])
+        return np.stack([run.find_column(column)[at[chosen]] for run, at in zip(runs, positions, strict=True)])
 
     y: dict[str, CurveValues] = {}
-    for column in Y_COLUMNS:
+    for column in (*Y_COLUMNS, *list_own_columns(grouped)):
         values = stack(column)
         if not np.isfinite(values).any():
             continue
@@ -92,7 +99,8 @@ def _build_mean_curve(grouped: GroupedRuns, group: SeedGroup, runs: Sequence[Run
         elif column == "node_accuracy_mean":
             y[column] |= {"low": round_significant(stack("node_accuracy_min")[0]), "high": y[column]["mean"]}
     return {
-        "setting": grouped.settings.index(group.setting), "algorithm": group.algorithm, "label": group.label,
+        "setting": grouped.settings.index(group.setting), "algorithm": group.algorithm,
+        "series": grouped.name_series(group), "label": group.label,
         "seeds": len(runs), "status": ", ".join(sorted({run.status for run in runs} - {"finished"})), "failed": False,
         "x": {column: round_significant(stack(column).mean(axis=0), 5) for column in X_COLUMNS}, "y": y,
         "reached": reached,
@@ -103,12 +111,13 @@ def _build_failed_curve(grouped: GroupedRuns, group: SeedGroup, run: RunData) ->
     """Return the curve of a run that diverged or failed, up to its last evaluation."""
     chosen = thin_indices(len(run.records), MAX_POINTS)
     return {
-        "setting": grouped.settings.index(group.setting), "algorithm": group.algorithm, "label": group.label,
+        "setting": grouped.settings.index(group.setting), "algorithm": group.algorithm,
+        "series": grouped.name_series(group), "label": group.label,
         "seeds": 1, "status": f"{run.status} after round {int(run.columns['round'][-1])}", "failed": True,
         "x": {column: round_significant(run.columns[column][chosen], 5) for column in X_COLUMNS},
         "y": {
-            column: {"mean": round_significant(run.columns[column][chosen])}
-            for column in Y_COLUMNS if np.isfinite(run.columns[column]).any()
+            column: {"mean": round_significant(run.find_column(column)[chosen])}
+            for column in (*Y_COLUMNS, *list_own_columns(grouped)) if np.isfinite(run.find_column(column)).any()
         },
         "reached": None,
     }
@@ -164,7 +173,8 @@ def list_incidents(runs: GroupedRuns) -> list[dict[str, Any]]:
                     for column in X_COLUMNS
                 }
                 incidents.append({
-                    "setting": runs.settings.index(group.setting), "algorithm": group.algorithm, "kind": incident.kind,
+                    "setting": runs.settings.index(group.setting), "series": runs.name_series(group),
+                    "kind": incident.kind,
                     "text": incident.text, "run": runs.label_run(group, run), "x": {**x, "round": incident.round},
                 })
     return incidents

@@ -1,6 +1,6 @@
 """Draw the report's figures with matplotlib, in the widths of a two-column page."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from dbo.dashboards.charts.replay import build_replay_panels, draw_map, draw_tim
 from dbo.dashboards.charts.sensitivity import SensitivityPanel, build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns
 from dbo.dashboards.load import RunData, Series
-from dbo.dashboards.palette import get_style, sample_colours, sample_scale
+from dbo.dashboards.palette import AlgorithmStyle, get_style, sample_colours, sample_scale
 from dbo.dashboards.topology import draw_graph, has_graph
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def _draw_curve_panels(runs: GroupedRuns, name: str, x: str, y: str, log_y: bool
             axis.set_ylabel(AXIS_TITLES[y])
     if log_x:
         set_log_axis(axes.flat[0])
-    add_legend(axes.flat[0], [curve["algorithm"] for curve in curves], "(1 − ρ)$^t$" if log_y else None)
+    add_legend(axes.flat[0], {curve["series"]: runs.series[curve["series"]] for curve in curves},
+               "(1 − ρ)$^t$" if log_y else None)
     yield name, figure
 
 
@@ -113,7 +114,8 @@ def _draw_curve_panel(
     is_target = setting.target.metric == y
     for curve in mine:
         draw_curve(
-            axis, curve, x, y, log_x=log_x, log_y=log_y, is_crowded=len(mine) > _MANY_CURVES, mark_target=is_target
+            axis, curve, runs.series[curve["series"]], x, y, log_x=log_x, log_y=log_y,
+            is_crowded=len(mine) > _MANY_CURVES, mark_target=is_target,
         )
     if log_y:
         axis.set_yscale("log")
@@ -124,18 +126,18 @@ def _draw_curve_panel(
         if incident["setting"] == number:
             axis.plot(
                 [incident["x"][x]], [0.0], _INCIDENT_MARKERS[incident["kind"]], clip_on=False, zorder=5,
-                color=get_style(incident["algorithm"]).light, markersize=4, transform=axis.get_xaxis_transform(),
+                color=runs.series[incident["series"]].light, markersize=4, transform=axis.get_xaxis_transform(),
                 markeredgecolor="white", markeredgewidth=0.3,
             )
     axis.grid(visible=True)
 
 
 def draw_curve(
-    axis: "Axes", curve: Curve, x: str, y: str, *, log_x: bool, log_y: bool = False, is_crowded: bool = False,
-    mark_target: bool = False,
+    axis: "Axes", curve: Curve, style: AlgorithmStyle, x: str, y: str, *, log_x: bool, log_y: bool = False,
+    is_crowded: bool = False, mark_target: bool = False,
 ) -> None:
     """Draw a curve with its shade, without the points that a log axis cannot show."""
-    style, values = get_style(curve["algorithm"]), curve["y"][y]
+    values = curve["y"][y]
     xs, ys = _to_array(curve["x"][x]), _to_array(values["mean"])
     keep = (xs > 0 if log_x else np.isfinite(xs)) & (ys > 0 if log_y else np.isfinite(ys))
     xs, ys = xs[keep], ys[keep]
@@ -183,13 +185,12 @@ def _draw_averaging_rate(axis: "Axes", curves: Sequence[Curve], y: str, gap: flo
     axis.plot([first, end], [top, top * (1 - gap) ** (end - first)], color="0.45", linestyle="-.", linewidth=0.9)
 
 
-def add_legend(axis: "Axes", algorithms: Sequence[str], rate: str | None = None) -> None:
-    """Add a legend with a line per algorithm, and one for the averaging rate."""
+def add_legend(axis: "Axes", series: Mapping[str, AlgorithmStyle], rate: str | None = None) -> None:
+    """Add a legend with a line per algorithm or value of a parameter, and one for the averaging rate."""
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=get_style(name).light, linestyle=get_style(name).linestyle, label=name)
-        for name in dict.fromkeys(algorithms)
+        Line2D([], [], color=style.light, linestyle=style.linestyle, label=name) for name, style in series.items()
     ]
     if rate:
         handles.append(Line2D([], [], color="0.45", linestyle="-.", linewidth=0.9, label=rate))

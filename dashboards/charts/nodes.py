@@ -17,18 +17,41 @@ _MAX_NUMBERS = 200_000          # in all heat maps together, and in all graphs
 _ORACLES = {"gradient_calls": "gradients", "hvp_calls": "Hessian-vector", "jvp_calls": "Jacobian-vector"}
 
 
+# What the built-in algorithms send under a name; `s_x` and the like are trackers of x.
+_CHANNELS = {
+    "x": "upper variable", "y": "lower variable", "z": "second lower variable, or the linear solve",
+    "v": "solution of the linear system", "s": "gradient tracker", "u": "gradient tracker",
+    "y_d": "y in the inner loop, compressed", "y_s": "tracker of y in the inner loop, compressed",
+    "z_d": "z in the inner loop, compressed", "z_s": "tracker of z in the inner loop, compressed",
+    "q": "residual of the linear solve", "q0": "residual at the start of the linear solve",
+    "zf": "tracker of the hypergradient", "zg": "tracker of the lower gradient",
+    "a_x": "average of upper gradients in x", "a_y": "average of upper gradients in y",
+    "theta": "auxiliary lower variable",
+}
+
+
+def explain_channels(bars: "StackedBars | None") -> str:
+    """Return what each channel carries, for a caption; a plugin's own names are left as they are."""
+    def explain(name: str) -> str:
+        kind, _, of = name.partition("_")
+        return _CHANNELS.get(name) or (f"gradient tracker of {of}" if kind in ("s", "u") and of else "")
+
+    known = [f"{name}: {meaning}" for name in (bars["names"] if bars else ()) if (meaning := explain(name))]
+    return f"{'; '.join(known)}. " if known else ""
+
+
 class StackedBars(TypedDict):
     """One bar per group of seeds, stacked from named parts; JSON of the page."""
 
     labels: list[str]
-    algorithms: list[str]
+    series: list[str]                # entries of the legend
     names: list[str]                 # of the parts
     values: dict[str, Numbers]       # by part: a value per bar
 
 
 class _Bar(NamedTuple):
     label: str
-    algorithm: str
+    series: str
     parts: Mapping[str, float]
 
 
@@ -54,7 +77,7 @@ def build_heatmaps(runs: GroupedRuns) -> list[dict[str, Any]]:
         values = run.nodes.accuracy[evaluations][:, nodes]
         heatmaps.append({
             "run": runs.label_run(group, run), "rounds": run.nodes.rounds[evaluations].tolist(),
-            "nodes": nodes.tolist(), "node_count": run.nodes.accuracy.shape[1],
+            "nodes": run.nodes.ids[nodes].tolist(), "node_count": run.nodes.accuracy.shape[1],
             "accuracy": [round_significant(row, 3) for row in values.T],
         })
     return heatmaps
@@ -93,7 +116,7 @@ def stack_channels(runs: GroupedRuns) -> StackedBars | None:
         names = sorted({name for total in totals for name in total})
         means = {name: float(np.mean([total.get(name, 0.0) for total in totals])) / 1e6 for name in names}
         if totals:
-            bars.append(_Bar(runs.label_group(group), group.algorithm, means))
+            bars.append(_Bar(runs.label_group(group), runs.name_series(group), means))
     return _stack(bars, sorted({name for bar in bars for name in bar.parts}))
 
 
@@ -104,7 +127,7 @@ def stack_oracle_calls(runs: GroupedRuns) -> StackedBars | None:
         values = {name: group.final_value(column) for column, name in _ORACLES.items()}
         means = {name: value.mean for name, value in values.items() if value}
         if means:
-            bars.append(_Bar(runs.label_group(group), group.algorithm, means))
+            bars.append(_Bar(runs.label_group(group), runs.name_series(group), means))
     return _stack(bars, list(_ORACLES.values()))
 
 
@@ -114,6 +137,6 @@ def _stack(bars: Sequence[_Bar], names: Sequence[str]) -> StackedBars | None:
     if not names:
         return None
     return {
-        "labels": [bar.label for bar in bars], "algorithms": [bar.algorithm for bar in bars], "names": names,
+        "labels": [bar.label for bar in bars], "series": [bar.series for bar in bars], "names": names,
         "values": {name: round_significant([bar.parts.get(name, 0.0) for bar in bars]) for name in names},
     }

@@ -156,19 +156,22 @@ function drawColourScale(range, distances) {
 /** Draw a row per node; of a large network, the nodes that are farthest from the mean. */
 export function drawNodeTable(nodes) {
   const head = byId("nodes").tHead, body = byId("nodes").tBodies[0];
-  const megabytes = nodes.bytes?.map((value) => value === null ? null : value / 1e6) ?? null;
+  const ids = nodes.nodes;              // of a large network: the sample whose accuracies and distances are recorded
+  const sent = ids && nodes.bytes ? ids.map((id) => nodes.bytes[id] ?? null) : nodes.bytes;
+  const megabytes = sent?.map((value) => value === null ? null : value / 1e6) ?? null;
   const columns = [
     ["accuracy", nodes.accuracy, 3], ["distance x", nodes.apart_x, 3], ["distance y", nodes.apart_y, 3], ["MB sent", megabytes, 2],
   ].filter(([, values]) => values);
   const count = columns.length ? columns[0][1].length : 0;
   byId("nodes-round").textContent = nodes.round === null ? "" : `at round ${nodes.round}`
+    + (ids ? `, a sample of ${ids.length} nodes` : "")
     + (count > MAX_ROWS ? `: the ${MAX_ROWS} of ${count} that are farthest from the mean` : "");
   head.replaceChildren(createRow("th", ["node", ...columns.map(([name]) => name)]));
   let order = [...Array(count).keys()];
   if (count > MAX_ROWS) order = order.sort((a, b) => (nodes.apart_x?.[b] ?? 0) - (nodes.apart_x?.[a] ?? 0)).slice(0, MAX_ROWS);
   const highest = columns.map(([name, values]) => name === "accuracy" ? 1 : Math.max(...values, 1e-300));
   body.replaceChildren(...order.map((node) => {
-    const tableRow = createRow("td", [String(node)]);
+    const tableRow = createRow("td", [String(ids ? ids[node] : node)]);
     columns.forEach(([, values, digits], i) => {
       const cell = createElement("td", formatNumber(values[node], digits), "cell"), bar = createElement("i");
       bar.style.width = `${100 * Math.min(1, Math.max(0, (values[node] ?? 0) / highest[i]))}%`;

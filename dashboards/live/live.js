@@ -53,8 +53,10 @@ function showHeader() {
   const left = group.left !== null && group.left > 0 ? `, about ${formatDuration(group.left)} left` : "";
   const target = group.target ? ` · target ${group.target}` : "";
   byId("summary").textContent = runs.length > 1 || group.kind ? `${runs.length} runs: ${counts}${left}${target}` : "";
-  byId("note").hidden = !group.left_out;
-  byId("note").textContent = group.left_out ? `${group.left_out} more runs are not shown` : "";
+  const isWaiting = group.waiting, note = isWaiting ? `waiting for ${group.folder}: no run has started there yet`
+    : group.left_out ? `${group.left_out} more runs are not shown` : "";
+  byId("note").hidden = !note;
+  byId("note").textContent = note;
   document.title = run ? `${run.last.round ?? 0}/${run.rounds || "?"} ${group.name}` : group.name;
 }
 
@@ -64,6 +66,7 @@ function showTiles(run) {
   byId("state").textContent = formatState(state);
   byId("state").className = `badge ${state}`;
   byId("facts").textContent = run.facts.join(" · ");
+  byId("parameters").replaceChildren(...run.parameters.flatMap(([name, value]) => [createElement("b", name), document.createTextNode(` ${value}  `)]));
   byId("error").hidden = !errors;
   byId("error").textContent = errors;
   byId("progress").style.width = run.rounds ? `${100 * (last.round ?? 0) / run.rounds}%` : "0";

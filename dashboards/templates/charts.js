@@ -3,13 +3,13 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const MANY_CURVES = 16;                         // in one panel: thinner lines, no shades
-const hidden = new Set();                       // algorithms that the reader switched off, in all figures
+const hidden = new Set();                       // entries of the legend that the reader switched off, in all figures
 const escapeHtml = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const cssVariable = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const isDark = () => document.documentElement.dataset.theme === "dark";
 const isNarrow = () => document.documentElement.clientWidth < 620;
-const colourOf = algorithm => DATA.styles[algorithm][isDark() ? 1 : 0];
-const dashOf = algorithm => DATA.styles[algorithm][2];
+const colourOf = series => DATA.styles[series][isDark() ? 1 : 0];
+const dashOf = series => DATA.styles[series][2];
 const keepFinite = values => values.filter(v => v !== null && Number.isFinite(v));
 const smallest = values => values.reduce((a, b) => Math.min(a, b), Infinity);
 const largest = values => values.reduce((a, b) => Math.max(a, b), -Infinity);
@@ -65,7 +65,7 @@ function chooseTicks(values, log) {
   return {range, dtick: decades > 8 ? 2 : decades > 1.6 ? 1 : "D2", exponentformat: range[0] > -3 && range[1] < 6 ? "none" : "power"};
 }
 
-const visibleCurves = y => DATA.curves.filter(c => c.y[y] && !hidden.has(c.algorithm));
+const visibleCurves = y => DATA.curves.filter(c => c.y[y] && !hidden.has(c.series));
 
 /** Keep the points that log axes can show. */
 function selectPoints(curve, state, log) {
@@ -79,17 +79,17 @@ function shadeTrace(curve, log) {
   const low = log ? curve.low.map((v, i) => v > 0 ? v : curve.mean[i]) : [...curve.low];
   return {
     type: "scatter", mode: "lines", x: [...curve.xs, ...[...curve.xs].reverse()], y: [...curve.high, ...low.reverse()],
-    fill: "toself", fillcolor: addAlpha(colourOf(curve.algorithm), .13), line: {width: 0}, hoverinfo: "skip",
+    fill: "toself", fillcolor: addAlpha(colourOf(curve.series), .13), line: {width: 0}, hoverinfo: "skip",
   };
 }
 
 function curveTraces(curve, state, crowded) {
-  const colour = colourOf(curve.algorithm), panel = DATA.panels[curve.setting], {x, y} = state;
+  const colour = colourOf(curve.series), panel = DATA.panels[curve.setting], {x, y} = state;
   const unit = escapeHtml(DATA.shortNames[x]), label = `<b>${escapeHtml(curve.label)}</b>`;
   const about = `${label}${curve.seeds > 1 ? ` · mean of ${curve.seeds} seeds` : ""}${curve.status ? ` · ${escapeHtml(curve.status)}` : ""}`;
   const traces = [{
     type: "scatter", mode: curve.xs.length < 2 ? "markers" : "lines", x: curve.xs, y: curve.mean, opacity: crowded ? .65 : 1,
-    line: {color: colour, dash: dashOf(curve.algorithm), width: crowded ? 1.2 : 2}, marker: {color: colour, size: 8},
+    line: {color: colour, dash: dashOf(curve.series), width: crowded ? 1.2 : 2}, marker: {color: colour, size: 8},
     hovertemplate: `${about}<br>%{x:.4~g} ${unit}<br>%{y:.4~g}<extra></extra>`,
   }];
   if (curve.failed && curve.xs.length) traces.push({
@@ -121,7 +121,7 @@ function averagingTrace(curves, gap, logX) {
 function incidentTrace(incidents, x) {
   return {
     type: "scatter", mode: "markers", x: incidents.map(i => i.x[x]), y: incidents.map(() => 0), yaxis: "y2",
-    marker: {symbol: incidents.map(i => INCIDENT_SYMBOLS[i.kind]), size: 9, color: incidents.map(i => colourOf(i.algorithm))},
+    marker: {symbol: incidents.map(i => INCIDENT_SYMBOLS[i.kind]), size: 9, color: incidents.map(i => colourOf(i.series))},
     text: incidents.map(i => `<b>${escapeHtml(i.kind)}</b> · ${escapeHtml(i.run)}<br>${escapeHtml(i.text).slice(0, 160)}`),
     hovertemplate: "%{text}<extra></extra>",
   };
@@ -132,7 +132,7 @@ function curvePanel(setting, state, log) {
   const crowded = DATA.curves.filter(c => c.setting === setting).length > MANY_CURVES;
   const comparable = visibleCurves(y).filter(c => DATA.panels[c.setting].task === panel.task);      // share their axes
   const curves = comparable.filter(c => c.setting === setting).map(c => selectPoints(c, state, log));
-  const incidents = DATA.incidents.filter(i => i.setting === setting && !hidden.has(i.algorithm));
+  const incidents = DATA.incidents.filter(i => i.setting === setting && !hidden.has(i.series));
   const hasStrip = incidents.length > 0;
   const data = [
     ...curves.filter(c => c.low && !crowded).map(c => shadeTrace(c, log)),
@@ -249,7 +249,7 @@ function winnersPanel(panel) {
 }
 
 function barsPanel(source, rows, unit) {
-  const bars = DATA[source], colours = DATA.scales[bars.names.length], shown = rows.filter(i => !hidden.has(bars.algorithms[i]));
+  const bars = DATA[source], colours = DATA.scales[bars.names.length], shown = rows.filter(i => !hidden.has(bars.series[i]));
   const totals = shown.map(i => bars.names.reduce((sum, name) => sum + (bars.values[name][i] || 0), 0));
   const data = bars.names.map((name, k) => ({
     type: "bar", orientation: "h", name, y: shown.map((_, n) => n), x: shown.map(i => bars.values[name][i]), width: .42,

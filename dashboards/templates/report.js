@@ -64,7 +64,8 @@ function addSwitch(figure, label, options, chosen, onchange) {
       redraw(figure);
     },
   }, text));
-  addControls(figure, createElement("span", {class: "switch", role: "group", "aria-label": label}, ...buttons));
+  const name = createElement("span", {class: "axis-name"}, label);
+  addControls(figure, createElement("span", {class: "switch", role: "group", "aria-label": label}, name, ...buttons));
 }
 
 function addSelect(figure, label, options, onchange) {
@@ -107,8 +108,8 @@ function buildCurves(figure, {columns, log, x}) {
   const state = {x, y: target || columns[0], scale: !log && differ ? "log" : "linear"};
   addSwitch(figure, "horizontal axis", ["comm_mb", "seconds", "round"].map(k => [k, DATA.shortNames[k]]), state.x, k => { state.x = k; });
   addSwitch(figure, "vertical axis", columns.map(k => [k, DATA.shortNames[k]]), state.y, k => { state.y = k; });
-  addSwitch(figure, "scale of the horizontal axis", [["linear", "linear"], ["log", "log"]], state.scale, k => { state.scale = k; });
-  addLegend(figure, [...new Set(DATA.curves.map(c => c.algorithm))]);
+  addSwitch(figure, "horizontal scale", [["linear", "linear"], ["log", "log"]], state.scale, k => { state.scale = k; });
+  addLegend(figure, [...new Set(DATA.curves.map(c => c.series))]);
   const hasData = curve => columns.some(y => curve.y[y] && (!log || curve.y[y].mean.some(v => v > 0)));
   const settings = [...DATA.panels.keys()].filter(setting => DATA.curves.some(c => c.setting === setting && hasData(c)));
   const isSingle = settings.length === 1;
@@ -154,8 +155,8 @@ function buildBars(figure, {source, unit}) {
   addControls(figure, createElement("span", {class: "legend"}, ...names));
   addPanel(figure, "", 46 * Math.min(pageSize, rows.length) + 60, () => barsPanel(source, rows.slice(state.first, state.first + pageSize), unit));
   csvSources[figure.id] = () => [
-    ["run", "algorithm", ...bars.names],
-    ...rows.map(i => [bars.labels[i], bars.algorithms[i], ...bars.names.map(name => bars.values[name][i])]),
+    ["run", "series", ...bars.names],
+    ...rows.map(i => [bars.labels[i], bars.series[i], ...bars.names.map(name => bars.values[name][i])]),
   ];
 }
 

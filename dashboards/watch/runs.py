@@ -19,6 +19,7 @@ from dbo.dashboards.watch.settings import (
     find_runs,
     flatten_settings,
     label_runs,
+    list_parameters,
 )
 from dbo.dashboards.watch.tail import SmallFile, Tail, last_line, number, numbers, text, try_parse
 from dbo.platform.errors import InputError
@@ -165,7 +166,8 @@ class WatchedRun:
             "id": self.id, "path": text(self.path), "label": self.label, "state": self.state, "algorithm": algorithm,
             "light": style.light, "dark": style.dark, "dash": style.dash, "error": self.error, "problem": self.problem,
             "rounds": self.rounds, "rate": rate, "gap": gap, "recoveries": self.recoveries, "last": self.last,
-            "facts": describe_settings(self.experiment), "reset": is_reset, "rows": self._rows[first:],
+            "facts": describe_settings(self.experiment), "parameters": list_parameters(self.experiment),
+            "reset": is_reset, "rows": self._rows[first:],
         }
 
     def get_details(self) -> dict[str, Any]:
@@ -174,7 +176,7 @@ class WatchedRun:
         return {
             "id": self.id,
             "network": self._network,
-            "nodes": {key: numbers(nodes.get(key)) for key in ("accuracy", "apart_x", "apart_y", "bytes")}
+            "nodes": {key: numbers(nodes.get(key)) for key in ("accuracy", "apart_x", "apart_y", "bytes", "nodes")}
             | {"round": number(nodes.get("round"))},
             "events": [
                 {
@@ -201,6 +203,8 @@ class WatchedFolder:
         self._left_out = 0
         self._count, self._refreshed, self._searched = 0, -1.0, -1.0
         self._lock = threading.Lock()
+        if not folder.exists():
+            return              # it is waited for: a run that starts later creates it
         if not folder.is_dir():
             raise InputError(f"{folder}: is not a folder; must be the folder of a run, a comparison or a sweep")
         has_runs = any((folder / name).exists() for name in (GROUP_FILE, ".lock")) or next(find_runs(folder), None)
@@ -215,7 +219,8 @@ class WatchedFolder:
             runs = [self._runs[path] for path in self._order]
             return {
                 "boot": self.boot, "count": self._count, "now": time.time(), "columns": SHOWN,
-                "folder": text(str(self.folder)), "left_out": self._left_out, **self._describe_group(runs),
+                "folder": text(str(self.folder)), "left_out": self._left_out,
+                "waiting": all(run.state == "waiting" for run in runs), **self._describe_group(runs),
                 "order": [run.id for run in runs],
                 "runs": [run.get_update(since) for run in runs if run.changed > since],
             }

@@ -129,6 +129,7 @@ def serve_live_page(folder: Path, port: int = 0, log: Callable[[str], None] = pr
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))      # until the server installs its own handlers
     server = create_server(folder)
     listener = open_socket(port)
-    log(f"watching {folder} on http://127.0.0.1:{listener.getsockname()[1]}/  (Ctrl-C to stop)")
+    waiting = "" if folder.exists() else f"; {folder} does not exist yet, the page waits for it"
+    log(f"watching {folder} on http://127.0.0.1:{listener.getsockname()[1]}/  (Ctrl-C to stop){waiting}")
     with listener:
         server.run(sockets=[listener])

@@ -60,6 +60,15 @@ def describe_settings(experiment: dict[str, str]) -> list[str]:
     return [fact.strip() for fact in facts if fact.strip()]
 
 
+def list_parameters(experiment: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the hyperparameters of a run: those of the algorithm, then how it samples."""
+    own = [(key.removeprefix("algorithm."), value) for key, value in experiment.items()
+           if key.startswith("algorithm.") and key != "algorithm.name"]
+    batches = [(key, experiment[key]) for key in ("batch_size.lower", "batch_size.upper", "batch_per", "batch_order")
+               if key in experiment and "batch_size.lower" in experiment]
+    return [(name.replace("compressor.name", "compressor"), value) for name, value in (*own, *batches)]
+
+
 def label_runs(experiments: dict[str, dict[str, str]]) -> dict[str, str]:
     """Label each run with its algorithm and the settings in which it differs from others of that algorithm."""
     labels = {}

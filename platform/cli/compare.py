@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Column heading: (column of the comparison table, number format).
 _COST = {"rounds": ("rounds_to_target", ".0f"), "MB": ("mb_to_target", ".2f"), "seconds": ("seconds_to_target", ".2f")}
+_TRAFFIC = {"total MB": ("comm_mb", ".2f")}
+_SERVER_TRAFFIC = {**_TRAFFIC, "per node": ("node_mb", ".3f"), "server": ("server_mb", ".2f")}
 _PSI = {"ψ": ("psi", ".4g")}
 _ACCURACIES = {
     "accuracy": ("test_accuracy", ".4f"), "nodes": ("node_accuracy_mean", ".4f"), "worst": ("node_accuracy_min", ".4f"),
@@ -44,7 +46,8 @@ _DISTANCES = {
 def compare_algorithms(
     arguments: Arguments = None,
     algorithms: Annotated[str | None, typer.Option(
-        "--algorithms", metavar="A,B,...", help="Algorithms to compare; `dbo list algorithms` shows them.")] = None,
+        "--algorithms", metavar="A,B,...|all|FAMILY",
+        help="Algorithms: names, all, a network (gossip, star, single) or a family; see `dbo list`.")] = None,
     target: Annotated[str | None, typer.Option(
         "--target", metavar="METRIC=LEVEL", help="Target whose cost is measured, e.g. test_accuracy=0.7.")] = None,
     seeds: Annotated[str | None, typer.Option(
@@ -136,16 +139,18 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
     has_accuracy = rows["test_accuracy"].notna().any()
     final = _ACCURACIES if has_accuracy else {name: found for name, found in _DISTANCES.items() if found[0] in rows}
     metric = re.split("[<>=]", target)[0]
-    if metric in rows and metric not in {column for column, _ in final.values()}:
+    if metric in rows and metric not in {"psi", *(column for column, _ in final.values())}:
         final = {metric: (metric, ".4g"), **final}
     meaning = "accuracy of the mean model, mean over nodes, worst node" if has_accuracy else "values of the mean model"
     lead = _PSI if "psi" in rows and rows["psi"].notna().any() else {}
     final = {name: found for name, found in final.items() if not lead or name != "loss"}     # ψ says more
     about = "final ψ at the mean x, " if lead else ""
     print_line(f"{about}cost of reaching {target}, then final {meaning}")
+    has_server = "network" in rows and (rows["network"] == "star").any()
+    traffic = _SERVER_TRAFFIC if has_server else _TRAFFIC
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("algorithm", overflow="fold")
-    for name in (*lead, *_COST, *final, "total MB"):
+    for name in (*lead, *_COST, *final, *traffic):
         table.add_column(name, justify="right", no_wrap=True)           # a truncated number would be wrong
     for row in rows.to_dict("records"):
         status = "" if row["status"] == "finished" else f" ({row['status']})"
@@ -155,11 +160,13 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
             *(_mark_approximate(_format_number(row[key], form), row) for key, form in lead.values()),
             rounds.replace("–", "not reached"),
             *cost, *(_format_number(row[key], form) for key, form in final.values()),
-            _format_number(row["comm_mb"], ".2f"),
+            *(_format_number(row.get(key), form) for key, form in traffic.values()),
         )
     console.print(table)
     if rows["single_machine"].any():
         console.print("* reference on one machine that holds all data: sends nothing", highlight=False)
+    if has_server:
+        console.print("per node: MB that a node with data sends and receives; server: MB through it", highlight=False)
 
 
 _SEED_COLUMNS = {       # narrow enough for intervals in 80 columns

@@ -11,9 +11,12 @@ import typer
 
 from dbo.platform.cli.check import check_runs
 from dbo.platform.cli.compare import compare_algorithms
+from dbo.platform.cli.completion import print_candidates, print_script
 from dbo.platform.cli.console import console
 from dbo.platform.cli.doctor import check_machine
+from dbo.platform.cli.jobs import show_jobs
 from dbo.platform.cli.listing import list_components
+from dbo.platform.cli.new import write_experiment, write_plugin
 from dbo.platform.cli.replay import replay_runs
 from dbo.platform.cli.report import write_report
 from dbo.platform.cli.run import run_experiment
@@ -44,12 +47,18 @@ app.command("replay")(replay_runs)
 app.command("watch")(watch_run)
 app.command("ui")(serve_ui)
 app.command("list")(list_components)
+app.command("init")(write_experiment)
+app.command("new")(write_plugin)
 app.command("verify")(verify_components)
 app.command("sync")(sync_runs)
 app.command("submit")(submit_job)
+app.command("jobs")(show_jobs)
 app.command("supervise", context_settings={"allow_extra_args": True, "ignore_unknown_options": True,
                                            "allow_interspersed_args": False})(supervise_command)
 app.command("doctor")(check_machine)
+app.command("completion")(print_script)
+app.command("complete", hidden=True, add_help_option=False, context_settings={
+    "allow_extra_args": True, "ignore_unknown_options": True})(print_candidates)
 
 _UsageError: Any = typer.BadParameter.__base__      # click's, of which typer may carry a copy of its own
 
@@ -96,6 +105,8 @@ def _run_command() -> None:
         _fail("interrupted; recorded results are kept, --resume continues the run", 1)
     except OSError as error:
         _fail(_describe_system_error(error), 1)
+    except MemoryError as error:
+        _fail(f"not enough memory{f': {error}' if str(error) else ''}", 1)
     except Exception as error:
         _fail_with_traceback(error)
 

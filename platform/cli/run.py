@@ -35,6 +35,8 @@ def run_experiment(
     start_from: Annotated[Path | None, typer.Option(
         "--from", metavar="DIR", help="Extend the finished run in this folder to more rounds, in --out.")] = None,
     allow_changed_code: AllowChangedCode = False,
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Show all values, sizes, bytes per round and a time estimate; run nothing.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run one experiment and record it in a folder.
@@ -46,6 +48,13 @@ def run_experiment(
     file, overrides = split_arguments(arguments)
     validate_out(out)
     experiment = Experiment.read(file, overrides)       # before the slow imports: wrong input is refused quickly
+
+    if dry_run:
+        from dbo.platform.cli.dry_run import show_dry_run
+        from dbo.platform.runs.preparation import default_folder
+
+        show_dry_run(experiment, out or str(default_folder(experiment)))
+        return
 
     from dbo.platform.cli.progress import ProgressDisplay, describe_end
     from dbo.platform.config.value_sources import explain_divergence

@@ -1,14 +1,12 @@
-"""`dbo submit`: run an experiment or a sweep as a Ray job.
+"""`dbo submit`: run an experiment, a comparison or a sweep as a Ray job.
 
-The input is checked here and run there; the job's output, exit code and results folder come back.
+The input is checked here and run there; the job's output, exit code and results folder come back. `job_client.py` talks
+to the cluster.
 """
 
-import asyncio
 import shlex
-import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +15,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dbo.platform.cli.console import AllowChangedCode, Arguments, print_line, split_arguments
-from dbo.platform.errors import InputError, RunError
+from dbo.platform.cli.job_client import connect, fetch_results, follow_job, send_job
+from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
-
     from dbo.platform.config.experiment import Experiment
 
 
 def submit_job(
     arguments: Arguments = None,
     address: Annotated[str, typer.Option(
-        "--address", metavar="URL", help="Ray Jobs server of the cluster, e.g. http://127.0.0.1:8265.")] = "",
+        "--address", metavar="URL", envvar="RAY_API_SERVER_ADDRESS",
+        help="Ray Jobs server of the cluster, e.g. http://127.0.0.1:8265.")] = "",
     storage: Annotated[str, typer.Option(
         "--storage", metavar="DIR|URL", help="Shared path or URL; the results folder is created below it.")] = "",
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", help="Copy the results folder here when the job has ended.")] = None,
+    algorithms: Annotated[str | None, typer.Option(
+        "--algorithms", metavar="A,B,...", help="Of `submit compare`: the algorithms to compare.")] = None,
+    target: Annotated[str | None, typer.Option(
+        "--target", metavar="METRIC=LEVEL", help="Of `submit compare`: the target.")] = None,
     wheel: Annotated[Path | None, typer.Option(
         "--wheel", metavar="FILE", help="dbo wheel to upload, where dbo is not installed on the cluster.")] = None,
     wait: Annotated[bool, typer.Option(
@@ -41,13 +43,20 @@ def submit_job(
         "--retries", metavar="N", min=0, help="Restart a driver that dies on the cluster at most N times.")] = 0,
     allow_changed_code: AllowChangedCode = False,
 ) -> None:
-    """Run an experiment or a sweep as a job on a Ray cluster.
+    """Run an experiment, a comparison or a sweep as a job on a Ray cluster.
 
-    `dbo submit sweep NAME ...` submits a sweep. The exit code is the job's. Submit the same job again to
-    resume it.
+    `dbo submit sweep NAME ...` and `dbo submit compare [FILE] ... --algorithms A,B` submit those. The exit code
+    is the job's. Submit the same job again to resume it; `dbo jobs` lists jobs and shows their output again.
     """
-    if arguments and arguments[0] == "sweep":
-        job = sweep_job(arguments[1:])
+    kind = arguments[0] if arguments else ""
+    if kind != "compare":
+        for option, given in (("--algorithms", algorithms), ("--target", target)):
+            if given is not None:
+                raise InputError(f"{option}: {given!r} is not allowed; only `dbo submit compare` has it")
+    if kind == "sweep":
+        job = sweep_job((arguments or [])[1:])
+    elif kind == "compare":
+        job = comparison_job((arguments or [])[1:], algorithms, target)
     else:
         from dbo.platform.config.experiment import Experiment
 
@@ -107,6 +116,31 @@ def sweep_job(arguments: Sequence[str]) -> Job:
     )
 
 
+def comparison_job(arguments: Sequence[str], algorithms: str | None, target: str | None) -> Job:
+    """Return the job of a comparison, with its file and the files that file and overrides name."""
+    from dbo.platform.config import bundle, overrides, paths, yaml_io
+    from dbo.platform.runs import compare
+
+    file, given = split_arguments(arguments, "comparison file")
+    names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
+    experiments, _ = compare.plan(file, given, names, target)        # validates everything
+    own = [argument for argument in given if argument.startswith("algorithm.")]
+    others = overrides.parse(argument for argument in given if argument not in own)
+    data = paths.resolve_from_file(file, yaml_io.read(Path(file))) if file is not None else {}
+    data = paths.make_absolute(overrides.apply(data, others))
+    if isinstance(data.get("engine"), dict):
+        data["engine"].pop("address", None)                          # the job uses the cluster that it runs on
+
+    def pack(folder: Path) -> None:
+        target_file = folder / "comparison.yaml"
+        target_file.touch()                                          # reserves the name
+        target_file.write_text(yaml_io.dump(bundle.copy_experiment_files(data, folder)), encoding="utf-8")
+
+    options = [*(["--algorithms", algorithms] if algorithms else []), *(["--target", target] if target else [])]
+    place = compare.default_folder(experiments)
+    return Job(["compare", "comparison.yaml", *own, *options], place.name, place.name, pack, needs_path=True)
+
+
 def run_job(
     job: Job,
     address: str,
@@ -129,7 +163,7 @@ def run_job(
     if job.needs_path and is_url(storage):
         raise InputError(f"--storage: {storage} is not allowed; must be a path that all machines share")
     place = f"{storage.rstrip('/')}/{job.name}"
-    client = _connect(address)
+    client = connect(address)
     with tempfile.TemporaryDirectory(prefix="dbo-submit-") as folder:
         job.pack(Path(folder))
         environment: dict[str, Any] = {"working_dir": folder}
@@ -137,75 +171,14 @@ def run_job(
             environment["py_modules"] = [str(wheel)]
         supervised = ["supervise", "--retries", str(retries)] if retries else []
         command = shlex.join(["python", "-m", "dbo.platform.cli", *supervised, *job.command, "--out", place])
-        job_id = _send(client, command, environment, job.key)
+        job_id = send_job(client, command, environment, {"run_key": job.key, "name": job.name, "results": place})
     log(f"submitted {job_id}; results go to {place}")
     if not wait:
         return 0
-    code = _follow(client, job_id, log)
+    code = follow_job(client, job_id, log)
     if fetch_to is not None:
-        log(_fetch(place, fetch_to))
+        log(fetch_results(place, fetch_to))
     return code
-
-
-def _connect(address: str) -> "JobSubmissionClient":
-    from dbo.platform.engine.ray_session import prepare_client
-
-    prepare_client()
-    from ray.job_submission import JobSubmissionClient
-
-    try:
-        return JobSubmissionClient(address)
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"--address: no Ray Jobs server answers at {address}: {reason}") from None
-
-
-def _send(client: "JobSubmissionClient", command: str, environment: dict[str, Any], run_key: str) -> str:
-    """Submit a job and return its id. Retry for a minute: a head that has just started has no agent yet."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return client.submit_job(entrypoint=command, runtime_env=environment, metadata={"run_key": run_key})
-        except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > deadline:
-                raise RunError(f"the cluster refused the job: {str(error).strip().partition(chr(10))[0]}") from None
-            time.sleep(2)
-
-
-def _follow(client: "JobSubmissionClient", job_id: str, log: Callable[[str], None]) -> int:
-    """Report the job's output until the job has ended; return its exit code."""
-
-    async def tail() -> None:
-        async for text in client.tail_job_logs(job_id):
-            log(text.rstrip("\n"))
-
-    try:
-        asyncio.run(tail())
-    except KeyboardInterrupt:
-        log(f"{job_id} continues on the cluster; `ray job stop {job_id}` ends it")
-        raise
-    info = client.get_job_info(job_id)
-    while not info.status.is_terminal():      # the stream of output may end before the job does
-        time.sleep(1)
-        info = client.get_job_info(job_id)
-    if info.status == "SUCCEEDED":
-        return 0
-    if info.driver_exit_code is not None:
-        return int(info.driver_exit_code)
-    raise RunError(f"{job_id} {str(info.status).lower()}: {info.message}")
-
-
-def _fetch(place: str, to: Path) -> str:
-    """Copy the results to this machine; return a line about it."""
-    from dbo.platform.runs.remote import RemoteFolder, is_url
-
-    if is_url(place):
-        found = RemoteFolder(place).fetch(to)
-    else:
-        found = Path(place).is_dir()
-        if found:
-            shutil.copytree(place, to, dirs_exist_ok=True)
-    return f"fetched to {to}" if found else f"nothing to fetch: {place} is not visible from this machine"
 
 
 def _is_free(folder: Path, job: Job) -> bool:

@@ -101,6 +101,8 @@ class Experiment(BaseModel):
     until: Until | None = Field(
         None, description="end at the first evaluation at which one holds: {target, rounds, bytes, seconds}")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
+    eval_nodes: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        "all", description="nodes whose own models are evaluated: all, or a sample of n that stays the same")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     dtype: Literal["float32", "float64"] = Field("float32", description="of all variables and messages")
     batch_size: Annotated[int, Field(ge=1)] | BatchSize | None = Field(
@@ -162,6 +164,8 @@ class Experiment(BaseModel):
             for key in overriding.SECTIONS
         }
         task = _resolve_task(named["task"])
+        has_topology = isinstance(data, Mapping) and "topology" in data
+        named["topology"] = _choose_topology(named["topology"], named["algorithm"]["name"], has_topology)
         sections = {
             "task": task,
             "algorithm": _resolve_algorithm(named["algorithm"], task, made.presets),
@@ -264,6 +268,8 @@ class Experiment(BaseModel):
             identity.pop("start")
         else:
             identity["start"] = models.hash_start(self.start)
+        if self.eval_nodes == "all":
+            identity.pop("eval_nodes")
         if not self.tune_fraction:
             identity.pop("tune_fraction")
         if self.until is None:
@@ -315,6 +321,19 @@ def _resolve_task(section: Section) -> Section:
     filled = validate("task", (task, DATASETS[dataset]), given)
     own = {"name": name, "dataset": dataset}
     return own | filled | own       # some tasks declare `dataset` as a parameter, with a default
+
+
+def _choose_topology(section: Section, algorithm: str, is_given: bool) -> Section:
+    """Return the topology: for a method with a server it is the star, and no other one is allowed."""
+    found = algorithms().get(algorithm)
+    if found is None or found.network != "star":
+        return section
+    if is_given and section["name"] != "star":
+        raise InputError(
+            f"topology.name: {section['name']!r} is not allowed with {algorithm}, "
+            f"which needs {found.requirements}; allowed: star"
+        )
+    return section if is_given else {"name": "star"}
 
 
 def _is_sparse(dataset: str) -> bool:

@@ -181,7 +181,7 @@ def list_parameters(kind: type) -> list[Parameter]:
     hints = get_type_hints(kind, include_extras=True)
     return [
         Parameter(
-            field.name, _allowed(_constrained(field, hints[field.name])), _default(field),
+            field.name, format_type(_constrained(field, hints[field.name])), _default(field),
             declaration(field).help or _documentation(hints[field.name]),
         )
         for field in fields(kind)
@@ -193,17 +193,17 @@ def _documentation(hint: Any) -> str:
     return next((note.documentation for note in get_args(hint) if isinstance(note, Doc)), "")
 
 
-def _allowed(hint: Any) -> str:
+def format_type(hint: Any) -> str:
     """Return a type as an experiment file would write it."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Literal:
         return " | ".join(map(str, parts))
     if kind is Annotated:
-        return _allowed(parts[0]) + "".join(f" {sign} {limit:g}" for sign, limit in _limits(parts[1:]))
+        return format_type(parts[0]) + "".join(f" {sign} {limit:g}" for sign, limit in _limits(parts[1:]))
     if kind in (Union, UnionType):
-        return " | ".join(map(_allowed, parts))
+        return " | ".join(map(format_type, parts))
     if kind in (tuple, list):
-        return f"list of {_allowed(parts[0])}"
+        return f"list of {format_type(parts[0])}"
     return "null" if hint is type(None) else getattr(hint, "__name__", str(hint))
 
 

@@ -23,12 +23,11 @@ from dbo.algorithms.api import (
     NotRowsError,
     Outgoing,
     Packed,
-    PackedRow,
-    PackedSum,
     Shard,
     State,
 )
-from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, weighted_sum
+from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, is_large
+from dbo.algorithms.kernels.lazy import RowSum, wrap, wrap_sum
 from dbo.platform.config.plugins import locate_error
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
@@ -36,8 +35,9 @@ from dbo.platform.engine.base import Blocks
 from dbo.platform.engine.common_point import CommonPoint, Floats, Oracle
 from dbo.platform.engine.device import Cpu, Device
 from dbo.platform.engine.error_terms import BlockErrors, measure_errors
+from dbo.platform.engine.routes import RoutePlan, plan_downlink, plan_gossip, plan_uplink
 from dbo.platform.engine.shard_wrappers import CountingShard
-from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten
+from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten, unwrap_state, wrap_state
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.network.codecs import EncodedRows, encode_on_device
 from dbo.platform.network.ledger import Ledger
@@ -48,6 +48,8 @@ from dbo.tasks.api import Batches, Problem
 
 Packets: TypeAlias = dict[int, bytes]                           # sender → its encoded packet
 Received: TypeAlias = Mapping[int, bytes | memoryview]          # the same, in any memory
+
+_MAX_PLANS = 8          # of the clients of a round and of the next ones
 
 EVALUATED = ("x", "y", "direction")
 
@@ -88,7 +90,7 @@ def is_round_open(blocks: Blocks, progress: Sequence[Progress]) -> bool:
     )
     raise ProtocolError(
         f"blocks {_format_blocks(finished)} finished after {packets} packets, blocks {_format_blocks(others)} did not; "
-        f"every node must await mix(...) the same number of times"
+        f"every node must await mix(...), or average(...) and the like, the same number of times"
     )
 
 
@@ -133,19 +135,8 @@ class Block:
         self.device = device or Cpu()
         self.shard = CountingShard(self.device.place(problem.shard(self.ids)), batches)
         self._schedules = schedules or Schedules()
-        own = set(self.ids)
-        self.remote = tuple(sorted({j for i in self.ids for j in network.neighbours[i]} - own))
-        # Rows with a neighbour in another block: only their packets are encoded.
-        self._senders = {
-            node: row for row, node in enumerate(self.ids) if any(j not in own for j in network.neighbours[node])
-        }
-        order = sorted(own | set(self.remote))
-        self._own_at = np.searchsorted(order, self.ids)
-        self._remote_at = np.searchsorted(order, self.remote)
-        weights = network.weights[list(self.ids)][:, order].tocsr()
-        weights.sort_indices()               # neighbour sums run in node order, whatever the packing
-        self._weights, self._apply_weights = weights, self.device.mixing(weights, self._own_at, self._remote_at)
-        self._degree = network.degree[list(self.ids)]
+        self._network = network
+        self._plans = {("edges", frozenset[int]()): plan_gossip(network, self.ids, self.device)}
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
         self._problem = problem
@@ -157,11 +148,13 @@ class Block:
     def _start(self) -> None:
         self.seconds = 0.0
         self.shard.calls[:] = 0
-        self.ledger = Ledger(self.ids, self._degree)
+        self.ledger = Ledger(self.ids, self._network.degree[list(self.ids)])
         if can_fuse(self.shard.y0):
             compile_kernels(self.shard.y0.dtype.name)
         self.state: Any = init_state(self.algorithm, self.shard, self._schedules.apply(self.config, 0))
-        self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flatten(self.state).items()}
+        flat = flatten(self.state)
+        self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flat.items()}
+        self._has_large_rows = any(map(is_large, flat.values()))
         self.packets_before = 0              # packets of the last round that has ended
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
@@ -172,9 +165,13 @@ class Block:
             raise ProtocolError(f"round {round_} cannot begin: round {self._round.number} is open")
         self._common = None                  # it may take as much memory as the data
         config = self._schedules.apply(self.config, round_)
-        coroutine = self.algorithm.round(self.state, self.shard, config)
+        if self.state is None:
+            raise ProtocolError(f"round {round_} cannot begin: the last one was abandoned, and nothing was restored")
+        coroutine = self.algorithm.round(wrap_state(self.state), self.shard, config)
         if not isinstance(coroutine, Coroutine):
             raise ProtocolError(f"{self.algorithm.name}: its round is {_describe(coroutine)}; must be an `async def`")
+        if self._has_large_rows:
+            self.state = None      # the round's alone: its arrays are freed as they are replaced
         with self._measure():
             return self._run(_Round(round_, coroutine), None)
 
@@ -194,7 +191,7 @@ class Block:
         finally:
             self.seconds += self._clock() - start
 
-    def _run(self, current: _Round, mixed: tuple[Array | PackedSum, ...] | None) -> Packets | None:
+    def _run(self, current: _Round, mixed: tuple[Array, ...] | None) -> Packets | None:
         """Run the coroutine up to its next packet, or to its end."""
         try:
             current.outgoing = current.coroutine.send(mixed)    # type: ignore[arg-type]  # None starts a coroutine
@@ -215,8 +212,10 @@ class Block:
         return Progress(self._round.step + 1, is_open=True)
 
     def abandon(self) -> None:
-        """Drop an open round. The state stays that of the last round's end, except that fused kernels may have
-        written into its arrays: call `restore` before the next round."""
+        """Drop an open round. The state stays that of the last round's end.
+
+        A state with wide rows belongs to its round and is dropped with it: call `restore` before the next round.
+        """
         if self._round is not None:
             self._round.coroutine.close()
             self._round = None
@@ -225,7 +224,10 @@ class Block:
         """Count the packets of all rows; encode those that leave the block."""
         if not isinstance(current.outgoing, Outgoing):
             kind = type(current.outgoing).__name__
-            raise ProtocolError(f"{self.algorithm.name} awaits a {kind}; only mix(...) is allowed")
+            raise ProtocolError(f"{self.algorithm.name} awaits a {kind}; only {self._allowed} is allowed")
+        if (current.outgoing.route == "edges") != (self._network.server is None):
+            raise ProtocolError(
+                f"{self.algorithm.name} declares network={self.algorithm.network!r}; only {self._allowed} is allowed")
         channels = current.channels
         for name, message in channels.items():
             if len(message.shape) != 2 or message.shape[0] != len(self.ids):
@@ -233,15 +235,33 @@ class Block:
                     f"{self.algorithm.name} sends {name} of shape {message.shape}; "
                     f"must be (nodes, entries) = ({len(self.ids)}, …) for nodes {_format_blocks([[*self.ids]])}"
                 )
-        sizes = measure(channels)
-        self.ledger.record(channels, sizes)
-        if not self._senders:
+        plan, sizes = self._plan(current.outgoing), measure(channels)
+        self.ledger.record(channels, sizes, plan.sends, plan.receivers)
+        if not plan.senders:
             return {}
         try:
-            messages = encode_on_device(channels, self._senders.values(), sizes.tables)
+            messages = encode_on_device(channels, plan.senders.values(), sizes.tables)
         except WireError as error:
             raise ProtocolError(f"{self.algorithm.name} sends: {error}") from error
-        return {node: self._encode(current, node, messages, row) for node, row in self._senders.items()}
+        return {node: self._encode(current, node, messages, row) for node, row in plan.senders.items()}
+
+    @property
+    def _allowed(self) -> str:
+        return "mix(...)" if self._network.server is None else "average(...), broadcast(...) or aggregate(...)"
+
+    def _plan(self, outgoing: Outgoing) -> RoutePlan:
+        """Return who sends to whom in this step; clients that take part may change from round to round."""
+        key = outgoing.route, outgoing.participants
+        if key not in self._plans:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            names = self.shard.ids.tolist()     # participants are named as their random numbers are
+            present = np.array([name in outgoing.participants for name in names], dtype=bool)
+            make = plan_uplink if outgoing.route == "up" else plan_downlink
+            remote = set(outgoing.participants) - set(names)
+            self._plans[key] = make(
+                self._network, self.ids, present, remote, self.device, len(outgoing.participants))
+        return self._plans[key]
 
     def _encode(
         self, current: _Round, node: int, messages: dict[str, Message | Packed | EncodedRows], row: int
@@ -254,14 +274,16 @@ class Block:
     def _header(self, current: _Round, sender: int) -> Header:
         return Header(sender=sender, epoch=self.epoch, round=current.number, step=current.step)
 
-    def _mix(self, current: _Round, received: Received) -> tuple[Array | PackedSum, ...]:
-        if self.remote:
+    def _mix(self, current: _Round, received: Received) -> tuple[Array, ...]:
+        assert current.outgoing is not None
+        plan = self._plan(current.outgoing)
+        if plan.remote:
             current.expected = expect_rows(current.channels)
-        packets = [self._decode(current, node, received) for node in self.remote]
+        packets = [self._decode(current, node, received) for node in plan.remote]
         rows: Mapping[str, Any] = {name: [packet.channels[name] for packet in packets] for name in current.channels}
         if packets:
             rows = self.device.expand(rows)
-        return tuple(self._sum(message, rows[name]) for name, message in current.channels.items())
+        return tuple(_sum(plan, message, rows[name]) for name, message in current.channels.items())
 
     def _decode(self, current: _Round, node: int, received: Received) -> Packet:
         """Decode a neighbour's packet, which must belong to this step and have rows like the own ones."""
@@ -277,38 +299,13 @@ class Block:
         except WireError as error:
             raise ProtocolError(f"{where}: packet of node {node}: {error}") from error
 
-    def _sum(self, message: Message | Packed, remote: Any) -> Array | PackedSum:
-        """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
-        if isinstance(message, Packed):
-            return self._sum_packed(message, self._in_node_order(message.rows, remote))
-        rows = message.values
-        if can_fuse(rows):
-            return weighted_sum(self._weights, self._in_node_order(list(rows), remote))
-        return self._apply_weights(rows, remote)
-
-    def _in_node_order(self, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
-        rows: list[Any] = [None] * (len(own) + len(remote))
-        for at, row in chain(zip(self._own_at, own, strict=True), zip(self._remote_at, remote, strict=True)):
-            rows[at] = row
-        return rows
-
-    def _sum_packed(self, message: Packed, rows: list[PackedRow]) -> PackedSum:
-        w = self._weights
-        return PackedSum(
-            tuple(
-                tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
-                for i in range(len(self.ids))
-            ),
-            message.dim,
-        )
-
     def _finish(self, state: Any, packets: int) -> None:
         """Check the state that a round has returned, and keep it."""
         name = self.algorithm.name
         if not isinstance(state, self.algorithm.state):
             expected = self.algorithm.state.__name__
             raise ProtocolError(f"{name} must return a {expected}, got a {type(state).__name__}")
-        flat = flatten(state)
+        flat = flatten(state := unwrap_state(state))
         for path, array in flat.items():
             if not is_array_api_obj(array):
                 hint = f"; {array.hint}" if isinstance(array, Outgoing | Mixed) else ""
@@ -377,10 +374,7 @@ class Block:
         return state | ledger | {"oracles": self.shard.calls.copy()}
 
     def restore(self, flat: Flat | None, epoch: int = 0) -> None:
-        """Restore a snapshot, or the start if it is None; drop an open round.
-
-        The block keeps the arrays themselves: rounds may write into them.
-        """
+        """Restore a snapshot, or the start if it is None; drop an open round. The block keeps the arrays themselves."""
         self.abandon()
         self.epoch, self.seconds = epoch, 0.0
         if flat is None:
@@ -398,7 +392,7 @@ def init_state(algorithm: Algorithm, shard: Shard, config: DataclassInstance) ->
     about = f"algorithm {algorithm.name!r}"
     if not isinstance(state, algorithm.state):
         raise InputError(f"{about}: init returns {_describe(state)}; must be a {algorithm.state.__name__}")
-    flat = flatten(state)
+    flat = flatten(state := unwrap_state(state))
     for name, value in flat.items():
         _check_rows(about, name, value, shard.nodes)
         if "float" in str(value.dtype) and value.dtype != shard.x0.dtype:      # its messages would have other sizes
@@ -428,6 +422,36 @@ def _check_rows(about: str, name: str, value: Any, nodes: int, dim: tuple[str, i
         fits, wanted = shape == (nodes, dim[1]), f"(nodes, {dim[0]}) = ({nodes}, {dim[1]})"
     if not fits:
         raise InputError(f"{about}: init returns state.{name} of shape {shape} for {nodes} nodes; must be {wanted}")
+
+
+def _sum(plan: RoutePlan, message: Message | Packed, remote: Any) -> Array:
+    """Return Σ_j w_ij (·)_j of one channel, the own rows included."""
+    if isinstance(message, Packed):
+        return _sum_rows(
+            plan, _in_node_order(plan, message.rows, remote), message.dim, message.rows[0].entries.dtype)
+    rows = message.values
+    if can_fuse(rows):
+        return _sum_rows(plan, _in_node_order(plan, list(rows), remote), rows.shape[1], rows.dtype)
+    mixed: Array = wrap(plan.apply_weights(rows, remote))
+    return mixed
+
+
+def _in_node_order(plan: RoutePlan, own: Sequence[Any], remote: Sequence[Any]) -> list[Any]:
+    rows: list[Any] = [None] * (len(own) + len(remote))
+    for at, row in chain(zip(plan.own_at, own, strict=True), zip(plan.remote_at, remote, strict=True)):
+        rows[at] = row
+    return rows
+
+
+def _sum_rows(plan: RoutePlan, rows: list[Any], dim: int, dtype: Any) -> Array:
+    """Return the sums of wide rows, which are computed together with what the algorithm adds to them."""
+    w = plan.weights
+    terms = tuple(
+        tuple((float(w.data[k]), rows[w.indices[k]]) for k in range(w.indptr[i], w.indptr[i + 1]))
+        for i in range(w.shape[0])
+    )
+    mixed: Any = wrap_sum(RowSum(terms, dim, dtype))
+    return mixed  # type: ignore[no-any-return]
 
 
 def _describe(value: Any) -> str:

@@ -1,19 +1,40 @@
-"""Evaluate a run: the mean model, the nodes' own models, consensus, traffic and oracle calls."""
+"""Evaluate a run: the mean model, the nodes' own models, consensus, traffic and oracle calls.
+
+The models of `eval_nodes` nodes are evaluated: of all nodes, or of a sample that is the same throughout a run.
+A line of nodes.jsonl has accuracies and distances of at most `MAX_RECORDED` nodes, whose numbers are in `nodes`.
+"""
 
 import math
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
 
 import numpy as np
 
 from dbo.algorithms.api import Algorithm, Array
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Engine, Record
+from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.psi import limit_products, solve_psi
+from dbo.platform.network.ledger import Ledger
 from dbo.tasks.api import Problem
+
+MAX_RECORDED = 1_000         # nodes in a line of nodes.jsonl
+_CHUNK = 1 << 22             # entries of rows whose distances are computed at once
+
+
+def sample_nodes(seed: int, nodes: int, count: int, purpose: str) -> Array:
+    """Return the numbers of `count` nodes, or of all, in order; the seed and the purpose determine the sample."""
+    if count >= nodes:
+        return np.arange(nodes)
+    generator = np.random.default_rng([seed, crc32(purpose.encode())])
+    return np.sort(generator.choice(nodes, count, replace=False))
 
 
 @np.errstate(over="ignore", invalid="ignore")      # `first_nonfinite_metric` detects what overflows here
 def evaluate(
-    engine: Engine, problem: Problem, algorithm: Algorithm, config: DataclassInstance
+    engine: Engine, problem: Problem, algorithm: Algorithm, config: DataclassInstance,
+    eval_nodes: int | Literal["all"] = "all", seed: int = 0,
 ) -> tuple[Record, Record]:
     """Return all columns of metrics.jsonl except the clocks, and the columns of nodes.jsonl.
 
@@ -22,19 +43,35 @@ def evaluate(
     direction of the upper level, which need not be near ∇ψ. `consensus_*` and `compression_*` are the error terms that
     the algorithm declares. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
-    if there are any. `channels` are the bytes of all nodes by channel.
+    if there are any. `channels` are the bytes of all nodes by channel. With a sample of nodes, everything about the
+    nodes' own models is that of the sample, whose size is `nodes_evaluated`.
+
+    In a star the mean model is the server's, whose row is the last one; the nodes' own models are the clients'.
     """
     x, y, direction = _rows(engine, "x"), _rows(engine, "y"), _rows(engine, "direction")
-    x_mean, y_mean = _mean(x), _mean(y)
-    upper, lower = engine.losses(x_mean, y_mean)
-    of_mean, of_nodes = problem.evaluate(x_mean, y_mean), problem.evaluate(x, y)
+    has_server = algorithm.network == "star"
+    clients = len(x) - has_server                       # rows with data
+    choose = _last if has_server else _mean
+    x_mean, y_mean = choose(x), choose(y)
+    upper, lower = (losses[:clients] for losses in engine.losses(x_mean, y_mean))
+    sample = sample_nodes(seed, clients, clients if eval_nodes == "all" else eval_nodes, "evaluated nodes")
+    is_sample = len(sample) < clients
+    own_x, own_y = (x[sample], y[sample]) if is_sample else (x[:clients], y[:clients])
+    of_mean, of_nodes = problem.evaluate(x_mean, y_mean), problem.evaluate_nodes(own_x, own_y)
     ledger = engine.ledger()
     accuracy = of_nodes.get("test_accuracy")
     distance_x, distance_y = _distances(x, x_mean), _distances(y, y_mean)
+    recorded = sample_nodes(seed, len(sample), MAX_RECORDED, "recorded nodes")      # positions in the sample
+    ids = sample[recorded]
+    accuracies = None if accuracy is None else np.asarray(accuracy, np.float64)[recorded].round(6).tolist()
+    if has_server:                                      # the last node, whose model is the mean model
+        ids = np.append(ids, clients)
+        accuracies = None if accuracies is None else [*accuracies, round(float(of_mean["test_accuracy"][0]), 6)]
     nodes = {
-        "accuracy": None if accuracy is None else np.asarray(accuracy, dtype=np.float64).round(6).tolist(),
-        "apart_x": distance_x.tolist(), "apart_y": distance_y.tolist(),
-        "bytes": ledger.bytes_by_node().tolist(),
+        **({} if len(ids) == len(x) else {"nodes": ids.tolist()}),
+        "accuracy": accuracies,
+        "apart_x": distance_x[ids].tolist(), "apart_y": distance_y[ids].tolist(),
+        "bytes": ledger.bytes_by_node().tolist(),       # of all nodes: `dbo replay` needs them
         "channels": {name: int(counts.sum()) for name, counts in sorted(ledger.bytes_by_channel().items())},
     }
     return {
@@ -49,25 +86,46 @@ def evaluate(
         "packets": int(ledger.packets.sum()),
         "comm_mb": ledger.bytes_links / 1e6,
         "paper_megabytes": ledger.paper_megabytes(algorithm.paper_counts),
-        "consensus_x": _rms(distance_x),
-        "consensus_y": _rms(distance_y),
-        "direction_norm": float(np.linalg.norm(_mean(direction).astype(np.float64))),
+        **(_star_metrics(ledger) if has_server else {}),
+        "consensus_x": _rms(distance_x[:clients]),
+        "consensus_y": _rms(distance_y[:clients]),
+        "direction_norm": float(np.linalg.norm(choose(direction).astype(np.float64))),
         **engine.errors(),
         **engine.counters(),
         **_own_metrics(of_mean, of_nodes),
         **problem.task_metrics(x_mean[0], y_mean[0]),
         **_penalty_metrics(problem, algorithm, config, x_mean[0]),
-        **_tune_metrics(problem, x, y),
+        **_tune_metrics(problem, own_x, own_y),
+        **({"nodes_evaluated": len(sample)} if is_sample else {}),
     }, nodes
 
 
-def evaluate_psi(engine: Engine, problem: Problem) -> Record:
+def _star_metrics(ledger: Ledger) -> Record:
+    """Return the bytes from clients to the server and back, counted once per receiver."""
+    *clients, server = ledger.received[:, 0].tolist()
+    return {"bytes_up": sum(clients), "bytes_down": server, "server_bytes": sum(clients) + server}
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientMeans:
+    """Means over the clients: an engine's means count the server, whose derivatives are 0, as one more node."""
+
+    engine: Engine
+    factor: float
+
+    def mean_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
+        return self.factor * self.engine.mean_oracle(oracle, x, y, v)
+
+
+def evaluate_psi(engine: Engine, problem: Problem, has_server: bool = False) -> Record:
     """Return ψ and ‖∇ψ‖ at x̄, how accurate they are, and the task's losses and accuracy at (x̄, y*(x̄)).
 
     The solve starts from ȳ, so it depends on the state of the run alone. Values that are not finite are left out.
     """
-    x, y = (_mean(_rows(engine, name)) for name in ("x", "y"))
-    found = solve_psi(engine, x[0], y[0], limit_products(problem.nodes, problem.dim_y))
+    choose, nodes = _last if has_server else _mean, problem.nodes
+    x, y = (choose(_rows(engine, name)) for name in ("x", "y"))
+    oracles = _ClientMeans(engine, nodes / (nodes - 1)) if has_server else engine
+    found = solve_psi(oracles, x[0], y[0], limit_products(problem.nodes, problem.dim_y))
     norm = float(np.linalg.norm(found.gradient))
     if not math.isfinite(found.value + norm + found.residual):
         return {"psi_converged": 0}
@@ -121,9 +179,18 @@ def _mean(rows: Array) -> Array:
     return mean
 
 
+def _last(rows: Array) -> Array:
+    return rows[-1:]
+
+
 def _distances(rows: Array, mean: Array) -> Array:
-    """Return (nodes,) distances of the rows to the mean; one row at a time, since rows can be long."""
-    return np.array([np.sqrt(np.sum((row - mean[0]).astype(np.float64) ** 2)) for row in rows])
+    """Return (nodes,) distances of the rows to the mean; a few rows at a time, since all can be large."""
+    step = max(1, _CHUNK // max(1, rows.shape[1]))
+    parts = [
+        np.sqrt(np.sum((rows[start : start + step] - mean).astype(np.float64) ** 2, axis=1))
+        for start in range(0, len(rows), step)
+    ]
+    return np.concatenate(parts)
 
 
 def _rms(values: Array) -> float:

@@ -21,7 +21,9 @@ def start_engine(settings: EngineSettings, spec: RunSpec) -> Engine:
             spec.algorithm, spec.config, spec.problem, spec.network, blocks, threads=settings.threads,
             device=settings.device, batches=spec.batches, schedules=spec.schedules)
     ray = connect(settings.address)
-    return RayEngine(settings, ray, spec, spec.blocks or pack_nodes(settings, ray, spec.network.nodes))
+    has_server = spec.network.server is not None
+    blocks = spec.blocks or pack_nodes(settings, ray, spec.network.nodes - has_server, has_server)
+    return RayEngine(settings, ray, spec, blocks)
 
 
 def check_request(settings: EngineSettings, nodes: int) -> None:

@@ -34,18 +34,22 @@ _RELEASE_SECONDS = 5.0             # to return resources; Ray returns those of a
 _SLICE_SECONDS = 2.0               # between two looks whether the actors are placed
 
 
-def pack_nodes(settings: RaySettings, ray: Any, nodes: int) -> Blocks:
-    """Assign nodes to actors. Neighbouring numbers share one: on rings and grids most packets stay in their process."""
+def pack_nodes(settings: RaySettings, ray: Any, nodes: int, has_server: bool = False) -> Blocks:
+    """Assign nodes to actors. Neighbouring numbers share one: on rings and grids most packets stay in their process.
+
+    A server is one more node, the last one, and has an actor of its own.
+    """
     rows = settings.nodes_per_actor
     if rows == "auto":
         resources = ray.cluster_resources()
         fitting = int(resources.get("CPU", 1) / (settings.cpus_per_node or 1))
         if settings.gpus_per_node:
             fitting = min(fitting, math.floor(resources.get("GPU", 0) / settings.gpus_per_node + 1e-9))
-        actors = min(nodes, max(1, fitting))
+        actors = min(nodes, max(1, fitting - has_server))
     else:
         actors = math.ceil(nodes / rows)
-    return [part.tolist() for part in np.array_split(np.arange(nodes), actors)]
+    blocks = [part.tolist() for part in np.array_split(np.arange(nodes), actors)]
+    return [*blocks, [nodes]] if has_server else blocks
 
 
 def bundle_for(settings: RaySettings, rows: int) -> Bundle:

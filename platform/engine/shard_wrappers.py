@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -10,6 +11,7 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from dbo.algorithms.api import Array, Key, WeightedGradient
+from dbo.algorithms.kernels.lazy import unwrap, wrap
 from dbo.tasks.api import Batches, Problem
 from dbo.tasks.api import Shard as TaskShard
 
@@ -19,6 +21,8 @@ _GRADIENTS, _HVPS, _JVPS, _SAMPLES = range(len(COUNTERS))
 
 class CountingShard:
     """Count the oracle calls of each row, and the samples that they see; draw batches.
+
+    Tasks see arrays; results of many entries get lazy arithmetic.
 
     Partial gradients, Hessian- and Jacobian-vector products are counted apart. A batch adds to the counts of the shard
     that it was drawn from.
@@ -30,13 +34,14 @@ class CountingShard:
         self.shard = shard
         self.nodes, self.dim_x, self.dim_y = shard.nodes, shard.dim_x, shard.dim_y
         self.ids, self.seed, self.x0, self.y0 = shard.ids, shard.seed, shard.x0, shard.y0
-        self.f, self.g = shard.f, shard.g
+        self.clients = shard.clients
         self.h_y = None if shard.h_y is None else self._count_weighted_gradients(shard.h_y)
         new = np.zeros((len(COUNTERS), shard.nodes), dtype=np.int64)
         self.calls: NDArray[np.int64] = new if calls is None else calls
         self._lower, self._upper = shard.sizes
         self._batches = Batches() if batches is None else batches
         self._last: tuple[tuple[int, int], CountingShard] | None = None
+        self._counted: slice | NDArray[np.bool_] = slice(None)      # rows whose calls count
 
     def sample(self, key: Key) -> "CountingShard":
         """Return the same oracles on the samples drawn for this key; with full batches, the shard itself."""
@@ -46,63 +51,78 @@ class CountingShard:
         if self._last is None or self._last[0] != at:
             batch = self.shard.draw_batch(self._batches, *at)
             self._last = at, CountingShard(batch, calls=self.calls)
+            self._last[1]._counted = self._counted
         return self._last[1]
+
+    def only(self, rows: NDArray[np.bool_]) -> "CountingShard":
+        """Return the same oracles, counted for `rows` alone: the algorithm uses no others."""
+        counted = copy(self)
+        counted._counted, counted._last = rows, None
+        if self.shard.h_y is not None:
+            counted.h_y = counted._count_weighted_gradients(self.shard.h_y)
+        return counted
 
     def forget_batch(self) -> None:
         """Drop the last batch and what it has cached."""
         self._last = None
 
     def __getattr__(self, name: str) -> NoReturn:
-        known = "nodes, dim_x, dim_y, ids, seed, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy, h_y, sample"
+        known = "nodes, dim_x, dim_y, ids, seed, clients, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy, h_y, sample"
         raise AttributeError(f"a shard has no {name!r}; it has {known}", name=name, obj=self)
 
     def counters(self) -> dict[str, int]:
         """Return the maximum over the rows; they differ only where an algorithm samples its number of calls."""
         return {name: int(calls.max()) for name, calls in zip(COUNTERS, self.calls, strict=True)}
 
+    def _count(self, kind: int, samples: Array, calls: int = 1) -> None:
+        """Count oracle calls of one kind, and the samples that they see."""
+        self.calls[kind, self._counted] += calls
+        self.calls[_SAMPLES, self._counted] += samples[self._counted]
+
     def _count_weighted_gradients(self, h_y: WeightedGradient) -> WeightedGradient:
         def counted(x: Array, y: Array, f_weight: float, g_weight: float) -> Array:
-            self.calls[_GRADIENTS] += 2      # ∇_y f and ∇_y g
-            self.calls[_SAMPLES] += self._lower + self._upper
-            return h_y(x, y, f_weight, g_weight)
+            self._count(_GRADIENTS, self._lower + self._upper, calls=2)      # ∇_y f and ∇_y g
+            rows: Array = wrap(h_y(unwrap(x), unwrap(y), f_weight, g_weight))
+            return rows
 
         return counted
 
+    def f(self, x: Array, y: Array) -> Array:
+        return self.shard.f(unwrap(x), unwrap(y))
+
+    def g(self, x: Array, y: Array) -> Array:
+        return self.shard.g(unwrap(x), unwrap(y))
+
     def f_x(self, x: Array, y: Array) -> Array:
-        self.calls[_GRADIENTS] += 1
-        self.calls[_SAMPLES] += self._upper
-        return self.shard.f_x(x, y)
+        return self._gradient(self.shard.f_x, self._upper, x, y)
 
     def f_y(self, x: Array, y: Array) -> Array:
-        self.calls[_GRADIENTS] += 1
-        self.calls[_SAMPLES] += self._upper
-        return self.shard.f_y(x, y)
+        return self._gradient(self.shard.f_y, self._upper, x, y)
 
     def g_x(self, x: Array, y: Array) -> Array:
-        self.calls[_GRADIENTS] += 1
-        self.calls[_SAMPLES] += self._lower
-        return self.shard.g_x(x, y)
+        return self._gradient(self.shard.g_x, self._lower, x, y)
 
     def g_y(self, x: Array, y: Array) -> Array:
-        self.calls[_GRADIENTS] += 1
-        self.calls[_SAMPLES] += self._lower
-        return self.shard.g_y(x, y)
+        return self._gradient(self.shard.g_y, self._lower, x, y)
+
+    def _gradient(self, oracle: Callable[[Array, Array], Array], samples: Array, x: Array, y: Array) -> Array:
+        self._count(_GRADIENTS, samples)
+        rows: Array = wrap(oracle(unwrap(x), unwrap(y)))
+        return rows
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        self.calls[_HVPS] += 1
-        self.calls[_SAMPLES] += self._lower
-        return self.shard.g_yy(x, y, v)
+        self._count(_HVPS, self._lower)
+        rows: Array = wrap(self.shard.g_yy(unwrap(x), unwrap(y), unwrap(v)))
+        return rows
 
     def g_yy_of(self, rows: NDArray[np.bool_], x: Array, y: Array, v: Array) -> Array:
         """Return ∇²_yy g v of all rows, but count it for `rows` only: the algorithm uses no others."""
-        self.calls[_HVPS, rows] += 1
-        self.calls[_SAMPLES, rows] += self._lower[rows]
-        return self.shard.g_yy(x, y, v)
+        return self.only(rows if isinstance(self._counted, slice) else rows & self._counted).g_yy(x, y, v)
 
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
-        self.calls[_JVPS] += 1
-        self.calls[_SAMPLES] += self._lower
-        return self.shard.g_xy(x, y, v)
+        self._count(_JVPS, self._lower)
+        rows: Array = wrap(self.shard.g_xy(unwrap(x), unwrap(y), unwrap(v)))
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,31 +201,31 @@ def pool_shard(shard: TaskShard) -> PooledShard:
     return PooledShard(np.zeros(1, dtype=np.int64), shard.seed, shard.x0[:1], shard.y0[:1], shard)
 
 
-class _WrappedProblem:
+class WrappedProblem:
     """A problem with other shards; data and metrics stay the same."""
 
     def __init__(self, problem: Problem, nodes: int) -> None:
         self.problem = problem
         self.nodes, self.dim_x, self.dim_y = nodes, problem.dim_x, problem.dim_y
-        self.evaluate, self.describe = problem.evaluate, problem.describe
+        self.evaluate, self.evaluate_nodes, self.describe = problem.evaluate, problem.evaluate_nodes, problem.describe
         self.sample_sizes, self.tune_losses = problem.sample_sizes, problem.tune_losses
         self.task_metrics, self.penalty_solution = problem.task_metrics, problem.penalty_solution
 
 
-class _PooledProblem(_WrappedProblem):
+class _PooledProblem(WrappedProblem):
     def shard(self, ids: Sequence[int]) -> TaskShard:
         if list(ids) != [0]:
             raise ValueError(f"a pooled problem has the single row 0, not {list(ids)}")
         return pool_shard(self.problem.shard(range(self.problem.nodes)))
 
 
-class _FixedXProblem(_WrappedProblem):
+class _FixedXProblem(WrappedProblem):
     def shard(self, ids: Sequence[int]) -> TaskShard:
         shard = self.problem.shard(ids)
         return FixedXShard(shard.ids, shard.seed, shard.x0, shard.y0, shard)
 
 
-class _StartedProblem(_WrappedProblem):
+class _StartedProblem(WrappedProblem):
     def __init__(self, problem: Problem, x: Array, y: Array) -> None:
         super().__init__(problem, nodes=problem.nodes)
         self._start = x, y
@@ -217,6 +237,20 @@ class _StartedProblem(_WrappedProblem):
             for row, old in zip(self._start, (shard.x0, shard.y0), strict=True)
         )
         return replace(shard, x0=x0, y0=y0)
+
+
+class _NodeProblem(WrappedProblem):
+    def __init__(self, problem: Problem, node: int) -> None:
+        super().__init__(problem, nodes=1)
+        self._node = node
+
+    def shard(self, ids: Sequence[int]) -> TaskShard:
+        return replace(self.problem.shard([self._node]), ids=np.array(ids, dtype=np.int64))
+
+
+def select_node(problem: Problem, node: int) -> Problem:
+    """Return the problem of one node, as node 0 of a network of its own."""
+    return _NodeProblem(problem, node)
 
 
 def pool_nodes(problem: Problem) -> Problem:

@@ -1,6 +1,7 @@
 """Count the bytes, values and packets that every node has sent since the start of a run.
 
-A node's packet is one broadcast, and one transmission per neighbour. The ledger of a block covers the block's rows
+A node's packet is one broadcast, and one transmission per receiver: all neighbours, or in a star the server (up) or the
+clients of the round (down). The ledger of a block covers the block's rows
 only; `Ledger.merge` combines blocks. Two counts are kept separate:
 
 * the real traffic: encoded bytes, headers included (`bytes_broadcast`, `bytes_links`), and the four totals
@@ -28,25 +29,37 @@ _CHANNEL = "channel."    # prefix of a channel's table in an export
 class Ledger:
     """Counts per channel and node."""
 
-    def __init__(self, ids: Sequence[int], degree: Sequence[int] | Counts) -> None:
+    def __init__(self, ids: Sequence[int] | Counts, degree: Sequence[int] | Counts) -> None:
         self.ids: Counts = np.array(ids, dtype=np.int64)
         self.degree: Counts = np.array(degree, dtype=np.int64)
         if self.ids.shape != self.degree.shape or len(set(self.ids.tolist())) != self.ids.size:
             raise ValueError(f"a ledger needs distinct nodes and a degree for each, got {self.ids} and {self.degree}")
         self.packets: Counts = np.zeros_like(self.ids)      # (nodes,) packets that each node has sent
         self.header: Counts = np.zeros_like(self.ids)       # (nodes,) bytes of them outside of bodies
+        # (nodes, 3) bytes counted once per receiver: whole packets, bodies, values.
+        self.received: Counts = np.zeros((self.ids.size, 3), dtype=np.int64)
         self._tables: dict[str, Counts] = {}                # channel → (nodes, 4)
 
-    def record(self, messages: Mapping[str, Message | Packed], sizes: PacketSizes) -> None:
-        """Count one packet of every row, with these messages of these sizes."""
-        self.packets += 1
-        self.header += sizes.header
+    def record(
+        self, messages: Mapping[str, Message | Packed], sizes: PacketSizes,
+        sends: NDArray[np.bool_] | None = None, receivers: Counts | None = None,
+    ) -> None:
+        """Count one packet of every row, with these messages of these sizes, sent to all neighbours.
+
+        In a star `sends` are the rows that send a packet, and `receivers` the numbers of nodes that receive it.
+        """
+        sent = np.ones_like(self.ids) if sends is None else sends.astype(np.int64)
+        receivers = self.degree if receivers is None else receivers
+        self.packets += sent
+        self.header += sent * sizes.header
         for name, counts in sizes.tables.items():
             table = self._tables.get(name)
             if table is None:
                 table = self._tables[name] = np.zeros((self.ids.size, 4), dtype=np.int64)
-            table[:, :_NOMINAL] += counts
-            table[:, _NOMINAL] += messages[name].kept
+            table[:, :_NOMINAL] += sent[:, None] * counts
+            table[:, _NOMINAL] += sent * messages[name].kept
+            self.received[:, 1:] += receivers[:, None] * counts[:, [ENCODED, VALUE_BYTES]]
+        self.received[:, 0] += receivers * sizes.total
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -73,7 +86,7 @@ class Ledger:
     @property
     def bytes_links(self) -> int:
         """Encoded bytes, each packet once for every neighbour that receives it."""
-        return int(self.bytes_by_node() @ self.degree)
+        return int(self.received[:, 0].sum())
 
     def links(self, neighbours: Sequence[Sequence[int]]) -> dict[tuple[int, int], int]:
         """Encoded bytes that went from i to j, by (i, j); `neighbours` are those of the whole network."""
@@ -85,9 +98,9 @@ class Ledger:
         values, bodies = self._column(VALUE_BYTES), self._column(ENCODED)
         return {
             "values_broadcast": int(values.sum()),
-            "values_links": int(values @ self.degree),
+            "values_links": int(self.received[:, 2].sum()),
             "values_indices_broadcast": int(bodies.sum()),
-            "values_indices_links": int(bodies @ self.degree),
+            "values_indices_links": int(self.received[:, 1].sum()),
         }
 
     def paper_megabytes(self, weights: Mapping[str, float] | None = None) -> float:
@@ -102,32 +115,43 @@ class Ledger:
     def export(self) -> dict[str, NDArray[Any]]:
         """Return all counts as arrays, rows first, for a checkpoint."""
         flat = {"ids": self.ids.copy(), "packets": self.packets.copy(), "header": self.header.copy()}
+        flat["received"] = self.received.copy()
         return flat | {f"{_CHANNEL}{name}": table.copy() for name, table in self._tables.items()}
 
     def restore(self, *exports: Mapping[str, NDArray[Any]]) -> None:
         """Go back to the counts of an export; those of other blocks may be among them, rows are found by node."""
-        where = {node: (part, row) for part in exports for row, node in enumerate(part["ids"].tolist())}
-        if sum(len(part["ids"]) for part in exports) != len(where):
+        given = np.concatenate([part["ids"] for part in exports]) if exports else self.ids[:0]
+        order = np.argsort(given, kind="stable")
+        if len(np.unique(given)) != len(given):
             raise ValueError("ledger: a node is in more than one export")
-        missing = [node for node in self.ids.tolist() if node not in where]
-        if missing:
-            raise ValueError(f"ledger: no counts for nodes {missing}")
+        at = np.searchsorted(given[order], self.ids)
+        is_known = at < len(given)
+        is_known[is_known] = given[order][at[is_known]] == self.ids[is_known]
+        if not is_known.all():
+            raise ValueError(f"ledger: no counts for nodes {self.ids[~is_known].tolist()}")
+        rows = order[at]                                    # of the exports one below the other
         names = dict.fromkeys(key for part in exports for key in part if key.startswith(_CHANNEL))
-        tables = {name: np.zeros((self.ids.size, 4), dtype=np.int64) for name in names}
-        for at, node in enumerate(self.ids.tolist()):
-            part, row = where[node]
-            self.packets[at], self.header[at] = part["packets"][row], part["header"][row]
-            for name in names:
-                if name in part:
-                    tables[name][at] = part[name][row]
-        self._tables = {name.removeprefix(_CHANNEL): table for name, table in tables.items()}
+        self.packets[:] = np.concatenate([part["packets"] for part in exports])[rows]
+        self.header[:] = np.concatenate([part["header"] for part in exports])[rows]
+        self._tables = {
+            name.removeprefix(_CHANNEL): np.concatenate([
+                part[name] if name in part else np.zeros((len(part["ids"]), 4), dtype=np.int64) for part in exports
+            ])[rows]
+            for name in names
+        }
+        if all("received" in part for part in exports):
+            self.received[:] = np.concatenate([part["received"] for part in exports])[rows]
+        else:                                               # older checkpoints: all neighbours received all
+            counts = (self.bytes_by_node(), self._column(ENCODED), self._column(VALUE_BYTES))
+            self.received[:] = self.degree[:, None] * np.stack(counts, axis=1)
 
     @classmethod
     def merge(cls, parts: Iterable["Ledger"]) -> Self:
         """Return one ledger of all blocks' rows, in node order."""
         parts = list(parts)
-        degree = {node: d for part in parts for node, d in zip(part.ids.tolist(), part.degree.tolist(), strict=True)}
-        merged = cls(sorted(degree), [degree[node] for node in sorted(degree)])
+        ids, degree = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "degree"))
+        nodes, first = np.unique(ids, return_index=True)
+        merged = cls(nodes, degree[first])
         merged.restore(*(part.export() for part in parts))
         return merged
 

@@ -7,7 +7,7 @@ need. A graph that cannot carry a run (disconnected, too few nodes for its shape
 import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 from zlib import crc32
@@ -104,7 +104,7 @@ class Complete:
 @topology("star")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Star:
-    """Node 0 is the neighbour of all others, which have no other neighbour."""
+    """Node 0 is the neighbour of all others, which have no other neighbour; methods with a server: an extra node."""
 
     def graph(self, nodes: int, seed: int) -> Graph:
         return _graph(nodes, ((0, i) for i in range(1, nodes)))
@@ -188,13 +188,15 @@ class Network:
     weights: "csr_array[Any]"                   # m x m float64, symmetric, doubly stochastic, sorted indices
     degree: NDArray[np.int64]                   # neighbours per node
     spectral_gap: float                         # ρ = 1 − max(|λ₂|, |λ_m|): 1 averages in one step, 0 never
+    server: int | None = None                   # the node without data that all others are connected to
 
     def describe(self) -> dict[str, Any]:
         """Return the facts to record; `edges` is None where there are too many."""
         links, edges = int(self.degree.sum()) // 2, None
         if links <= _MAX_EDGES:
             edges = [[i, j] for i, near in enumerate(self.neighbours) for j in near if i < j]
-        return {"nodes": self.nodes, "links": links, "spectral_gap": self.spectral_gap, "edges": edges}
+        facts = {"nodes": self.nodes, "links": links, "spectral_gap": self.spectral_gap, "edges": edges}
+        return facts if self.server is None else facts | {"server": self.server}
 
 
 def build_network(graph: Graph) -> Network:
@@ -212,6 +214,12 @@ def build_network(graph: Graph) -> Network:
 def single_node() -> Network:
     """Return a network of one node, for algorithms that run on a single machine."""
     return build_network(_graph(1, []))
+
+
+def server_network(clients: int) -> Network:
+    """Return a server, the last node, that is connected to every client: one exchange averages all of them."""
+    hub = build_network(_graph(clients + 1, ((i, clients) for i in range(clients))))
+    return replace(hub, spectral_gap=1.0, server=clients)
 
 
 def metropolis_weights(neighbours: tuple[tuple[int, ...], ...]) -> "csr_array[Any]":

@@ -116,7 +116,7 @@ def open_regular(path: str, flags: int) -> int:
 def read_bounded(path: Path, limit: int) -> bytes:
     """Return the content of a small file; more than `limit` bytes are an OSError, before they are in memory."""
     with open(path, "rb", opener=open_regular) as file:
-        data = file.read(limit + 1)
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)       # a buffer of this size is allocated
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"more than {limit:,} bytes", str(path))
     return data

@@ -17,7 +17,7 @@ from dbo.platform.config.validation import pick
 from dbo.platform.engine.placement import reuse_actors
 from dbo.platform.errors import FolderLockedError, InputError
 from dbo.platform.runs.atomic_io import write_atomically
-from dbo.platform.runs.preparation import prepare
+from dbo.platform.runs.preparation import Prepared, prepare
 from dbo.platform.runs.remote import is_url
 from dbo.platform.runs.result import Result, RunCallback
 from dbo.platform.runs.resume import check_environments, check_folder, read_status
@@ -70,7 +70,7 @@ def plan(
     if not isinstance(section, dict):
         raise InputError(f"algorithm: {section!r} is not allowed; must be a mapping")
     Experiment(plugins=parsed.get("plugins", data.get("plugins", ())))     # registers the plugins' algorithms
-    names = list(names) or list(given) or list(_DEFAULT_ALGORITHMS)
+    names = expand_names(names) or list(given) or list(_DEFAULT_ALGORITHMS)
     _check_names(names, given, data)
     _check_parameters(parsed, names)
     experiments = [
@@ -97,10 +97,22 @@ def list_members(experiments: Sequence[Experiment]) -> list[str]:
     ]
 
 
+def expand_names(names: Sequence[str]) -> list[str]:
+    """Return the algorithms that are meant: `all`, a network (gossip, star, single) or a family stands for several."""
+    known = algorithms()
+    expanded: list[str] = []
+    for name in names:
+        several = [
+            one for one, made in known.items() if name not in known and name in ("all", made.network, made.family)
+        ]
+        expanded += [one for one in several if one not in expanded] if several else [name]
+    return expanded
+
+
 def _check_names(names: Sequence[str], given: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     known = algorithms()
     for name in names:
-        pick("--algorithms", name, known)
+        pick("--algorithms", name, [*known, "all", *_list_groups()])
     for name in given:
         pick("algorithms", name, known)
     for key in _BY_ALGORITHM:
@@ -108,6 +120,12 @@ def _check_names(names: Sequence[str], given: Mapping[str, Any], data: Mapping[s
             pick(key, name, known)
     if len(set(names)) < len(names):
         raise InputError(f"--algorithms: {','.join(names)} names an algorithm twice")
+
+
+def _list_groups() -> list[str]:
+    """Return the names of networks and families that stand for several algorithms."""
+    return list(dict.fromkeys(
+        name for kind in ("network", "family") for made in algorithms().values() if (name := getattr(made, kind))))
 
 
 def _check_parameters(overrides: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -132,6 +150,9 @@ def _build_experiment(
     data: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any], name: str
 ) -> Experiment:
     known = {field.name for field in fields(algorithms()[name].config)}
+    if algorithms()[name].network == "star":
+        data = {key: value for key, value in data.items() if key != "topology"}
+        overrides = {path: value for path, value in overrides.items() if path.partition(".")[0] != "topology"}
     section = data.get("algorithm", {})
     own = {**section} if section.get("name") == name else {"name": name}
     applicable = {
@@ -174,7 +195,7 @@ def compare(
     ended = [folder for folder in folders if read_status(folder) in ("finished", "diverged")]
     changes = check_environments(ended, allow_changed_code) if len(ended) < len(folders) else ()
     group = _describe_group(experiments, target, command, previous, changes)
-    prepared, prepared_seed = prepare(experiments[0]), experiments[0].seed
+    prepared, prepared_seed = _prepare_seed(experiments, experiments[0].seed), experiments[0].seed
     check_measured(target, prepared.problem, experiments[0].task["name"])
     results: list[Result] = []
     since = time.time()
@@ -183,7 +204,7 @@ def compare(
             for experiment, folder in zip(experiments, folders, strict=True):
                 write_group(out, group)
                 if experiment.seed != prepared_seed:
-                    prepared, prepared_seed = prepare(experiment), experiment.seed
+                    prepared, prepared_seed = _prepare_seed(experiments, experiment.seed), experiment.seed
                 resume = folder.has_run()
                 results.append(run(experiment, folder.path, resume=resume, callback=callback, prepared=prepared))
         _write_tables(comparison_table(results, target), out)
@@ -215,6 +236,13 @@ def _write_tables(table: "pd.DataFrame", out: Path) -> None:
         write_atomically(out / f"{name}.csv", content.to_csv(index=False), "a table of the comparison")
 
 
+def _prepare_seed(experiments: Sequence[Experiment], seed: int) -> Prepared:
+    """Build the problem and the graph of a seed; a method with a server has a star instead of the others' graph."""
+    of_seed = [experiment for experiment in experiments if experiment.seed == seed]
+    on_graph = [experiment for experiment in of_seed if experiment.parts.algorithm.network != "star"]
+    return prepare((on_graph or of_seed)[0])
+
+
 def _describe_group(
     experiments: Sequence[Experiment], target: Target, command: str, previous: Group | None, changes: Sequence[str]
 ) -> Group:
@@ -236,6 +264,15 @@ def _hash_keys(experiments: Sequence[Experiment]) -> str:
     return hashlib.sha256("".join(experiment.run_key for experiment in experiments).encode()).hexdigest()
 
 
+def _find_traffic(experiment: Experiment, final: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the MB that a node has sent and received, the server apart, and those that passed the server."""
+    links = final.get("bytes_links")
+    if links is None:
+        return {"node_mb": None, "server_mb": None}
+    ends = 1 if experiment.parts.algorithm.network == "star" else 2     # of a link at nodes with data
+    return {"node_mb": ends * links / experiment.nodes / 1e6, "server_mb": final.get("server_bytes", 0) / 1e6}
+
+
 def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame":
     """Return a row per run: the cost of the target (empty: not reached), and its last evaluation."""
     import pandas as pd
@@ -248,6 +285,7 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
         rows.append({
             "algorithm": result.experiment.algorithm["name"],
             "seed": result.experiment.seed,
+            "network": result.experiment.parts.algorithm.network,
             "single_machine": result.experiment.parts.algorithm.network == "single",
             "status": result.status,
             **{key: final.get(key) for key in ("psi", "psi_gradient_norm", "psi_converged")},
@@ -258,6 +296,8 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
             **{key: final.get(key) for key in (
                 "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "test_loss", "upper_loss", "comm_mb",
                 "seconds")},
+            **_find_traffic(result.experiment, final),
+            **{key: final.get(key) for key in ("gradient_calls", "hvp_calls", "jvp_calls", "samples")},
             **({"psi_test_accuracy": final["psi_test_accuracy"]} if "psi_test_accuracy" in final else {}),
             **{key: final[key] for key in (*CLOSED_FORMS, target.metric) if key in final},
         })

@@ -121,7 +121,7 @@ class Lease:
         except FileNotFoundError:
             return 0
         stems = [str(name).rpartition("/")[2].removesuffix(".json") for name in names]
-        return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+        return max((int(stem) for stem in stems if stem.isascii() and stem.isdigit()), default=0)
 
     def _read(self, generation: int) -> Owner | None:
         """Return the owner of a generation; None if the file is gone, or not complete yet."""

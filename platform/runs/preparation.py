@@ -1,15 +1,16 @@
 """Prepare a run: build the problem and the network that an experiment describes, and choose the folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dbo.algorithms.api import Algorithm
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.models import load_start
 from dbo.platform.config.plugins import locate_error
 from dbo.platform.engine.factory import check_request
 from dbo.platform.engine.shard_wrappers import start_at
 from dbo.platform.errors import InputError
-from dbo.platform.network.topology import Network, build_network, validate_graph
+from dbo.platform.network.topology import Network, build_network, server_network, validate_graph
 from dbo.platform.runs.remote import RemoteFolder, is_url
 from dbo.platform.runs.stop_rule import StopRule
 from dbo.tasks.api import Problem, Setup
@@ -21,6 +22,11 @@ class Prepared:
 
     problem: Problem
     network: Network
+
+    def fit(self, algorithm: Algorithm) -> "Prepared":
+        """Return the same problem with the network that the algorithm runs on: its own for a method with a server."""
+        is_star = algorithm.network == "star" and self.network.server is None
+        return replace(self, network=server_network(self.problem.nodes)) if is_star else self
 
     @property
     def data_digest(self) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -36,7 +37,7 @@ class Result:
     status: Status
     folder: Path
     metrics: Path = field(repr=False)    # absolute: the working folder may change before `history` is read
-    state: dict[str, NDArray[Any]]       # x, y (and z): (nodes, dim)
+    state: dict[str, NDArray[Any]]       # x, y (and z): (nodes, dim); a single machine and a server have one row
     summary: dict[str, Any]              # the content of summary.json
     is_new: bool = True                  # False: it had already finished, and nothing was run
 
@@ -44,6 +45,19 @@ class Result:
     def history(self) -> "pd.DataFrame":
         """The evaluations, a row each: read from metrics.jsonl once, at the latest when they are used."""
         return build_history(read_metrics(self.metrics))
+
+    def _repr_html_(self) -> str:
+        """Return the result as a notebook shows it: how it ended, the last evaluation, the folder."""
+        shown = {key: value for key, value in self.summary.get("final", {}).items()
+                 if isinstance(value, int | float) and key not in ("timestamp", "bytes_links", "bytes_broadcast")}
+        rows = "".join(
+            f"<tr><td>{escape(key)}</td><td>{f'{value:.6g}' if isinstance(value, float) else value}</td></tr>"
+            for key, value in shown.items())
+        error = self.summary.get("error")
+        return (
+            f"<b>{escape(self.experiment.algorithm['name'])} {escape(self.status)}</b>"
+            f"{f' <small>{escape(str(error))}</small>' if error else ''}"
+            f"<table>{rows}</table><small>{escape(str(self.folder))}</small>")
 
     @cached_property
     def model(self) -> "Model":

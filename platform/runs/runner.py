@@ -12,12 +12,12 @@ from dbo.platform.config import presets
 from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.plugins import ship
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.block import init_state
 from dbo.platform.engine.factory import start_engine, startup_notice
-from dbo.platform.engine.shard_wrappers import CountingShard, pool_nodes
+from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.errors import InputError, RunError
-from dbo.platform.network.topology import single_node
 from dbo.platform.runs.checkpoints import Checkpoints
 from dbo.platform.runs.driver_guard import guard_driver
 from dbo.platform.runs.preparation import Prepared, default_folder, local_folder, prepare
@@ -67,6 +67,7 @@ def run(
     `allow_changed_code` resumes although the code or the environment has changed since, and records that.
     """
     prepared, callback = prepared or prepare(experiment), callback or NoCallback()
+    prepared = prepared.fit(experiment.parts.algorithm)
     remote = RemoteFolder(str(out)) if out is not None and is_url(out) else None
     folder = RunFolder(remote.local if remote else local_folder(experiment, out), remote)
     folder.acquire()
@@ -171,9 +172,7 @@ class _Execution:
 
     def run(self) -> Result:
         parts, progress = self.experiment.parts, RunProgress(self.prepared.data_digest)
-        problem, graph = self.prepared.problem, self.prepared.network
-        if parts.algorithm.network == "single":
-            problem, graph = pool_nodes(problem), single_node()
+        problem, graph = arrange(parts.algorithm, self.prepared.problem, self.prepared.network)
         for notice in (*self.start.notices, startup_notice(parts.engine), self._describe_steps()):
             if notice:
                 self.callback.on_notice(notice)

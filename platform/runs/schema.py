@@ -56,6 +56,9 @@ METRICS = {metric.name: metric for metric in (
     Metric("bytes_broadcast", "min", "encoded bytes, each message counted once", is_cost=True),
     Metric("bytes_links", "min", "encoded bytes, each message counted once per receiver", is_cost=True),
     Metric("packets", "min", "packets of all nodes", is_cost=True),
+    Metric("bytes_up", "min", "encoded bytes from the clients to the server", is_cost=True),
+    Metric("bytes_down", "min", "encoded bytes from the server to the clients, once per receiver", is_cost=True),
+    Metric("server_bytes", "min", "encoded bytes that the server has sent and received", is_cost=True),
     Metric("comm_mb", "min", "bytes_links in 10⁶ bytes", is_cost=True),
     Metric("paper_megabytes", "min", "traffic by the convention of the paper's Table 1", is_cost=True),
     Metric("consensus_x", "min", "consensus error of x: root mean square distance of the nodes to their mean"),
@@ -84,9 +87,10 @@ METRICS = {metric.name: metric for metric in (
     Metric("hypergradient_error", "min", "|∇ψ| relative to its value at x = 0"),
 )}
 CLOSED_FORMS = ("solution_error", "penalty_error", "hypergradient_error")      # of tasks whose solution is known
+STAR_COLUMNS = ("bytes_up", "bytes_down", "server_bytes")                     # of runs with a server
 PSI = ("psi", "psi_gradient_norm", "psi_residual", "psi_converged", "psi_test_accuracy", "psi_tune_loss")
 # What only some runs or evaluations have: solves of the lower level, a tune split, an algorithm's own error terms.
-OPTIONAL = (*CLOSED_FORMS, *PSI, "tune_loss", *(
+OPTIONAL = (*CLOSED_FORMS, *PSI, *STAR_COLUMNS, "tune_loss", *(
     name for name in METRICS
     if name.startswith(("consensus_", "compression_")) and name not in ("consensus_x", "consensus_y")))
 COLUMNS = tuple(name for name in METRICS if name not in OPTIONAL)              # of every run
@@ -436,6 +440,7 @@ class RecordedNetwork:
     links: int | None
     spectral_gap: float | None
     edges: list[list[int]] | None
+    server: int | None = None           # the node without data, of a star
 
 
 def parse_network(text: str | bytes, tolerant: bool = False) -> RecordedNetwork:
@@ -454,6 +459,7 @@ def parse_network(text: str | bytes, tolerant: bool = False) -> RecordedNetwork:
     return RecordedNetwork(
         nodes, _whole(data.get("links")), gap if gap is not None and 0 < gap <= 1 else None,
         [pair for pair in edges if is_edge(pair)] if isinstance(edges, list) else None,
+        _whole(data.get("server")),
     )
 
 

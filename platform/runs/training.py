@@ -66,7 +66,7 @@ class TrainingLoop:
         while True:
             try:
                 ended_by = self._run_rounds(done)
-                return Outcome("finished", _read_state(self.engine), ended_by=ended_by)
+                return Outcome("finished", self._read_state(), ended_by=ended_by)
             except _DivergedError as error:
                 return Outcome("diverged", {}, str(error))
             except BlocksLost as lost:
@@ -103,7 +103,8 @@ class TrainingLoop:
         start = time.perf_counter()
         self._check_finite(round_, self.engine.first_nonfinite())
         parts = self.experiment.parts
-        measured, nodes = evaluate(self.engine, self.problem, parts.algorithm, parts.config)
+        measured, nodes = evaluate(
+            self.engine, self.problem, parts.algorithm, parts.config, self.experiment.eval_nodes, self.experiment.seed)
         self._check_finite(round_, first_nonfinite_metric(measured))
         if has_psi := self._needs_psi(round_, is_last):
             measured |= self._evaluate_psi(is_last)
@@ -129,13 +130,19 @@ class TrainingLoop:
         return isinstance(every, int) and round_ % (every * self.experiment.eval_every) == 0
 
     def _evaluate_psi(self, is_last: bool) -> Record:
-        found = evaluate_psi(self.engine, self.problem)
+        found = evaluate_psi(self.engine, self.problem, self.experiment.parts.algorithm.network == "star")
         if is_last and not found["psi_converged"]:
             residual = f"{found['psi_residual']:.1e}" if "psi_residual" in found else "not finite"
             self.callback.on_notice(
                 f"psi and psi_gradient_norm are approximate: the residual of the lower level's solve is {residual}, "
                 f"the tolerance {TOLERANCE:.0e}")
         return found
+
+    def _read_state(self) -> State:
+        """Return the final rows of all nodes; of a star those of the server, the last row."""
+        rows = {name: self.engine.rows(name) for name in ("x", "y", "z")}
+        kept = slice(-1, None) if self.experiment.parts.algorithm.network == "star" else slice(None)
+        return {name: np.asarray(array[kept]) for name, array in rows.items() if array is not None}
 
     def _check_finite(self, round_: int, name: str | None) -> None:
         if name is not None:
@@ -184,8 +191,3 @@ class TrainingLoop:
         progress.recoveries[-1] = recovery
         self.folder.log_event("recovered", **recovery.to_dict())
         return done
-
-
-def _read_state(engine: Engine) -> State:
-    rows = {name: engine.rows(name) for name in ("x", "y", "z")}
-    return {name: np.asarray(array) for name, array in rows.items() if array is not None}

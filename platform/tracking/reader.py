@@ -253,19 +253,21 @@ def list_artifacts(folder: Path, is_group: bool) -> dict[str, tuple[Path, str]]:
 
 
 def write_nodes_table(source: Path, target: Path) -> None:
-    """Write nodes.jsonl as a table with a row per evaluation and node."""
+    """Write nodes.jsonl as a table with a row per evaluation and node; of large networks, of a sample of nodes."""
     import pandas as pd
 
     rows: dict[str, list[Any]] = {key: [] for key in ("round", "node", "accuracy", "apart_x", "apart_y", "bytes")}
     try:
         for record in read_metrics(source):
             count = len(record["apart_x"])
+            ids, sent = record.get("nodes") or range(count), record.get("bytes") or [None] * count
             rows["round"] += [record["round"]] * count
-            rows["node"] += range(count)
-            for key in ("accuracy", "apart_x", "apart_y", "bytes"):
+            rows["node"] += ids
+            rows["bytes"] += sent if len(sent) == count else [sent[node] for node in ids]
+            for key in ("accuracy", "apart_x", "apart_y"):
                 rows[key] += record.get(key) or [None] * count
         pd.DataFrame(rows).to_parquet(target, index=False)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{source}: a line is damaged: {type(error).__name__}: {reason}") from None
 

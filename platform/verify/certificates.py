@@ -21,8 +21,9 @@ import numpy as np
 
 from dbo.algorithms.api import Algorithm, Array, Claim, Limit
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import CountingShard, hold_x, pool_nodes
+from dbo.platform.engine.shard_wrappers import CountingShard, hold_x
 from dbo.platform.network.topology import TOPOLOGIES, Network, build_network, single_node
 from dbo.platform.verify import contracts
 from dbo.tasks.api import Problem, Setup, Task
@@ -130,7 +131,7 @@ def _check_contracts(
     def start(blocks: Sequence[Sequence[int]] | None) -> LocalEngine:
         return _start_engine(algorithm, problem, network, 1.0, blocks)
 
-    yield from contracts.find_violations(start, 1 if algorithm.network == "single" else NODES)
+    yield from contracts.find_violations(start, arrange(algorithm, problem, network)[1].nodes)
     if algorithm.claim is None and not np.isfinite(certificate.end.from_solution):
         yield "x is not finite at the end: it diverges with its defaults on a well-conditioned quadratic"
 
@@ -186,8 +187,7 @@ def _start_engine(
         config = Experiment(task={"name": "quadratic"}, algorithm={"name": algorithm.name}).parts.config
     else:
         config = algorithm.config(**{**claim.steps, **{name: scale * claim.steps[name] for name in claim.floor}})
-    if algorithm.network == "single":
-        problem, network = pool_nodes(problem), single_node()
+    problem, network = arrange(algorithm, problem, network)
     return LocalEngine(algorithm, config, problem, network, blocks or [range(network.nodes)])
 
 
@@ -200,7 +200,7 @@ def _count_rounds(algorithm: Algorithm, network: Network, scale: float) -> int:
     rounds = claim.rounds if claim else UNCLAIMED_ROUNDS
     if claim and claim.rate:
         return round(rounds / scale)
-    gap = single_node().spectral_gap if algorithm.network == "single" else network.spectral_gap
+    gap = network.spectral_gap if algorithm.network == "gossip" else single_node().spectral_gap
     return round((1.0 if scale == 1 else 0.5 / scale) * max(1.0, RING_GAP / gap) * rounds)
 
 
@@ -236,7 +236,8 @@ def _measure_direction(
     claim, block = algorithm.claim, engine.local_blocks[0]
     for round_ in range(1, _count_rounds(algorithm, network, scale) + 1):
         engine.advance(round_)
-    direction, exact = block.rows("direction").mean(0), problem.hypergradient(problem.x0)
+    rows = block.rows("direction")
+    direction, exact = rows[-1] if algorithm.network == "star" else rows.mean(0), problem.hypergradient(problem.x0)
     claimed = claim.limit.hypergradient(problem, block.config, problem.x0) if claim else exact
     size = float(np.linalg.norm(exact))
     return DirectionError(

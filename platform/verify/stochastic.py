@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from dbo.algorithms.api import Algorithm, Array, Claim, Key, Noise, algorithms
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import CountingShard, pool_nodes
-from dbo.platform.network.topology import TOPOLOGIES, Network, build_network, metropolis_weights, single_node
+from dbo.platform.engine.shard_wrappers import CountingShard, select_node
+from dbo.platform.network.topology import TOPOLOGIES, Network, build_network, metropolis_weights
 from dbo.tasks.api import Batches, Problem, Setup, Task
 from dbo.tasks.api import Shard as TaskShard
 from dbo.tasks.registry import PARTITIONS, TASKS
@@ -179,12 +180,14 @@ def measure_spread(
     `fresh`: every call of an oracle sees new samples. `alone`: every node runs without neighbours, and V is the mean
     over the nodes instead of that of mean(x).
     """
+    if alone and algorithm.network == "star":       # a server for every node
+        each = [measure_spread(algorithm, setting, select_node(problem, node)) for node in range(NODES)]
+        return Spread(float(np.mean([spread.variance for spread in each])), float(np.mean([s.offset for s in each])))
     if alone:
         network = _separate_nodes()
-    elif algorithm.network == "single":
-        problem, network = pool_nodes(problem), single_node()
     else:
-        network = build_network(TOPOLOGIES["ring"]().graph(NODES, 0))
+        ring = build_network(TOPOLOGIES["ring"]().graph(NODES, 0))
+        problem, network = arrange(algorithm, problem, ring)
     known = {field.name for field in fields(algorithm.config)}
     config = algorithm.config(**{name: value for name, value in setting.steps.items() if name in known})
     rounds, start = setting.rounds, setting.rounds // 4      # the noise has entered after `start` rounds
@@ -201,6 +204,8 @@ def measure_spread(
 
     def read() -> Array:
         rows = block.rows("x")
+        if algorithm.network == "star":
+            return rows[-1:].copy()             # the server's
         return rows.copy() if alone else rows.mean(0, keepdims=True)
 
     end, offsets = read(), []

@@ -127,7 +127,8 @@ def _make_search(
     if name not in read_plan().algorithms:
         steps = {key for key, role in searched.items() if role != "consensus"}
         search = replace(search, step_exponents=dict.fromkeys(steps, 1))
-    key = Experiment(**task_plan.experiment, algorithm={"name": name, **fixed}).trajectory_key
+    setting = {**task_plan.experiment, "topology": search.topology()}
+    key = Experiment(**setting, algorithm={"name": name, **fixed}).trajectory_key
     identity = hashlib.sha256(f"{key} {prepared.data_digest}".encode()).hexdigest()
     return replace(search, given=fixed, identity=identity)
 

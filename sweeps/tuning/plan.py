@@ -126,6 +126,8 @@ class StepSizeSearch:
 
     def topology(self, graph: int = 0) -> dict[str, Any]:
         """Return the topology of trials (0), or one of those on which the choice must be stable too (1, 2, …)."""
+        if registry.algorithms()[self.algorithm].network == "star":
+            return {"name": "star"}
         own: dict[str, Any] = {**self.plan.experiment, **self.task_plan.experiment}["topology"]
         return (own, *self.plan.elsewhere)[graph]
 

@@ -46,9 +46,9 @@ class Csv:
         if not lines:
             raise ValueError(f"{where} is empty; must have a line per sample")
         names, lines = _split_header(lines)
-        column = self._find_column(names)
-        if len(names) < 2:
+        if len(names) < 2:          # before any cell is quoted: it may be a token that was named by mistake
             raise ValueError(f"{where} has a single column; must have features and a label")
+        column = self._find_column(names)
         if not lines:
             raise ValueError(f"{where} has a header and no samples")
         features = np.empty((len(lines), len(names) - 1))

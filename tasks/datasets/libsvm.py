@@ -41,7 +41,7 @@ def read_libsvm(
     try:
         loaded = load_svmlight_files([str(file) for file in files], n_features=features)
     except (ValueError, OSError, EOFError, OverflowError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0].partition(": b'")[0]      # not the content of the file
         raise ValueError(f"{where} is not in LIBSVM's format ({reason}); must be lines `label index:value …`") from None
     labels, classes = number_classes(where, *loaded[1::2])
     parts = []

@@ -1,14 +1,22 @@
 """Share what all classification problems have: samples, the nodes' samples, and test metrics."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy import sparse
+from threadpoolctl import threadpool_limits
 
 from dbo.tasks.api import Array, Part, Problem, Shard, Split
+
+_MIN_MODELS = 4                        # fewer models are evaluated one by one
+_MAX_ENTRIES = 1 << 16                 # of models that are evaluated together
+_MODELS, _SAMPLES = 128, 256           # of a chunk: its scores fit into the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +52,18 @@ class ClassificationProblem(Problem, ABC):
         accuracy, loss = np.array(found).reshape(-1, 2).T
         return {"test_accuracy": accuracy, "test_loss": loss}
 
+    def evaluate_nodes(self, x: Array, y: Array) -> dict[str, Array]:
+        return {"test_accuracy": self.node_accuracy(x, y)}
+
+    def node_accuracy(self, x: Array, y: Array) -> Array:
+        """Return the (models,) shares of correct predictions on the test samples."""
+        labels, features = self.samples.test.labels, self._test_features
+        found = [
+            np.mean(np.argmax(self.scores(x_row, y_row, features), axis=1) == labels)
+            for x_row, y_row in zip(np.asarray(x), np.asarray(y), strict=True)
+        ]
+        return np.array(found)
+
     def tune_losses(self, x: Array, y: Array) -> Array | None:
         shard = self._tune_shard
         if shard is None:
@@ -76,6 +96,108 @@ class ClassificationProblem(Problem, ABC):
             **dict(zip(("train_sizes", "val_sizes"), self.sample_sizes(), strict=True)),
             **self.samples.describe(),
         }
+
+
+class LinearScores(ClassificationProblem, ABC):
+    """Problems whose scores are features · y: one product gives those of many models."""
+
+    def scores(self, x: Array, y: Array, features: Array) -> Array:
+        scores: Array = features @ y.reshape(-1, self.samples.classes)
+        return scores
+
+    def node_accuracy(self, x: Array, y: Array) -> Array:
+        if len(y) < _MIN_MODELS or y.shape[1] > _MAX_ENTRIES:
+            return super().node_accuracy(x, y)
+        return linear_accuracy(self._sorted_test, np.asarray(y), self.samples.classes)
+
+    @cached_property
+    def _sorted_test(self) -> list[Array]:
+        """The features of the test samples of each class, dense."""
+        features, labels = self._test_features, self.samples.test.labels
+        parts = (features[labels == label] for label in range(self.samples.classes))
+        return [part.toarray() if isinstance(part, sparse.csr_array) else part for part in parts]
+
+
+def linear_accuracy(parts: Sequence[Array], y: Array, classes: int) -> Array:
+    """Return the (models,) accuracies of linear models, with the samples of each class in `parts`.
+
+    Models near their mean predict what it predicts, unless a sample is near the boundary of two classes: scores change
+    by at most |features| · |y_k − ȳ_k|. Only such samples are multiplied by all models, in chunks that fit into the
+    cache. Threads share the chunks; counts are whole numbers, so their order does not matter.
+    """
+    if (y == y[0]).all() and len(y) > 1:
+        return np.repeat(linear_accuracy(parts, y[:1], classes), len(y))
+    mean = np.mean(y, axis=0, dtype=np.float64).astype(y.dtype)
+    total, levels = sum(map(len, parts)), [_Margins.find(part, mean, label) for label, part in enumerate(parts)]
+
+    def count_hits(first: int) -> Array:
+        chunk = y[first : first + _MODELS]
+        apart = np.linalg.norm((chunk - mean).reshape(len(chunk), -1, classes), axis=1).max()
+        w = chunk.reshape(len(chunk), -1, classes).transpose(1, 2, 0).reshape(-1, classes * len(chunk))
+        hits = np.zeros(len(chunk), dtype=np.int64)
+        for label, level in enumerate(levels):
+            near = level.count_near(float(apart))
+            hits += level.hits_beyond[near]
+            for start in range(0, near, _SAMPLES):
+                part = level.features[start : min(near, start + _SAMPLES)]
+                hits += _count_hits((part @ w).reshape(len(part), classes, -1), label)
+        return hits
+
+    firsts = range(0, len(y), _MODELS)
+    if len(firsts) < 4:
+        return np.concatenate([count_hits(first) for first in firsts]) / total
+    with threadpool_limits(1), ThreadPoolExecutor(count_cores()) as pool:
+        return np.concatenate(list(pool.map(count_hits, firsts))) / total
+
+
+@dataclass(frozen=True, slots=True)
+class _Margins:
+    """The test samples of one class, those nearest to a boundary of the mean model first."""
+
+    features: Array
+    margins: Array          # distance of the two largest scores relative to |features|, increasing
+    hits_beyond: Array      # number of right predictions of the mean model from each position on
+    slack: float            # rounding of the scores, relative to |features|
+
+    @classmethod
+    def find(cls, features: Array, mean: Array, label: int) -> "_Margins":
+        w = mean.reshape(features.shape[1], -1)
+        scores = features @ w
+        largest = np.sort(scores, axis=1)
+        norms = np.maximum(np.linalg.norm(features, axis=1), np.finfo(features.dtype).tiny)
+        margins = (largest[:, -1] - largest[:, -2]) / norms
+        order = np.argsort(margins, kind="stable")
+        is_hit = np.argmax(scores, axis=1)[order] == label
+        beyond = np.append(np.cumsum(is_hit[::-1])[::-1], 0)
+        slack = 1e-5 * float(np.linalg.norm(w, axis=0).max(initial=0.0))
+        return cls(features[order], margins[order], beyond, slack)
+
+    def count_near(self, apart: float) -> int:
+        """Return how many samples a model may predict otherwise whose columns are so far from the mean's."""
+        return int(np.searchsorted(self.margins, 2.0001 * apart + self.slack, side="right"))
+
+
+def _count_hits(scores: Array, label: int) -> Array:
+    """Return the (models,) right predictions for scores (samples, classes, models).
+
+    A prediction is the first class of the largest score: that of the label must exceed those before it, and not be
+    below those after it.
+    """
+    own = scores[:, label]
+    is_hit = np.ones(own.shape, dtype=bool)
+    if label > 0:
+        is_hit &= own > np.max(scores[:, :label], axis=1)
+    if label < scores.shape[1] - 1:
+        is_hit &= own >= np.max(scores[:, label + 1 :], axis=1)
+    hits: Array = np.count_nonzero(is_hit, axis=0)
+    return hits
+
+
+def count_cores() -> int:
+    """Return the cores that this process may use; OMP_NUM_THREADS limits them, as it does for linear algebra."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(allowed, int(limit)) if limit.isdigit() and int(limit) else allowed
 
 
 def accuracy_and_loss(scores: Array, labels: Array) -> tuple[float, float]:

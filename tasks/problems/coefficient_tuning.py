@@ -17,7 +17,7 @@ from scipy import sparse
 
 from dbo.tasks.api import Array, Direction, Setup, Shard, Task, param, task
 from dbo.tasks.partitions import assign_samples
-from dbo.tasks.problems.classification import ClassificationProblem
+from dbo.tasks.problems.classification import LinearScores
 from dbo.tasks.problems.stacking import Level, stack_level
 
 FUSED_MIN_ENTRIES = 1 << 16    # sparse data with at least this many entries of y per node use compiled loops
@@ -47,7 +47,7 @@ class CoefficientTuning(Task):
 
 
 @dataclass(frozen=True, eq=False)
-class CoefficientTuningProblem(ClassificationProblem):
+class CoefficientTuningProblem(LinearScores):
     """The samples of all nodes, and the scale of the regulariser."""
 
     task: ClassVar[str] = "coefficient_tuning"
@@ -81,10 +81,6 @@ class CoefficientTuningProblem(ClassificationProblem):
         return CoefficientTuningShard(
             **common, train=stack_level(train, classes, self.dtype), val=stack_level(val, classes, self.dtype)
         )
-
-    def scores(self, x: Array, y: Array, features: Array) -> Array:
-        scores: Array = features @ y.reshape(self.dim_x, -1)
-        return scores
 
     def task_metrics(self, x_mean: Array, y_mean: Array) -> dict[str, float]:
         """Return the distance of x from its start at zero: near 0, a curve shows progress of the lower level alone."""

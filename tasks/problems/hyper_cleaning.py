@@ -24,7 +24,7 @@ from array_api_compat import array_namespace, device
 
 from dbo.tasks.api import Array, Direction, Part, Setup, Shard, Split, Task, generator, param, task
 from dbo.tasks.partitions import assign_samples
-from dbo.tasks.problems.classification import ClassificationProblem
+from dbo.tasks.problems.classification import LinearScores
 from dbo.tasks.problems.random_features import RandomFeatures
 from dbo.tasks.problems.stacking import Level, stack_level
 
@@ -82,7 +82,7 @@ def corrupt_labels(labels: Array, classes: int, probability: float, seed: int) -
 
 
 @dataclass(frozen=True, eq=False)
-class HyperCleaningProblem(ClassificationProblem):
+class HyperCleaningProblem(LinearScores):
     """The samples of all nodes, and which training labels are wrong."""
 
     task: ClassVar[str] = "hyper_cleaning"
@@ -112,13 +112,15 @@ class HyperCleaningProblem(ClassificationProblem):
             train=train, val=val, cells=cells, positions=positions, classes=self.samples.classes, mu=self.mu,
         )
 
-    def scores(self, x: Array, y: Array, features: Array) -> Array:
-        scores: Array = features @ y.reshape(-1, self.samples.classes)
-        return scores
-
     def evaluate(self, x: Array, y: Array) -> dict[str, Array]:
-        f1 = [find_f1(row < 0, self.corrupted) for row in np.asarray(x)]
-        return {**super().evaluate(x, y), "corruption_f1": np.array(f1)}
+        return {**super().evaluate(x, y), "corruption_f1": self._find_f1(x)}
+
+    def evaluate_nodes(self, x: Array, y: Array) -> dict[str, Array]:
+        return {**super().evaluate_nodes(x, y), "corruption_f1": self._find_f1(x)}
+
+    def _find_f1(self, x: Array) -> Array:
+        return np.array([find_f1(row < 0, self.corrupted) for row in np.asarray(x)])
+
 
     def shape(self) -> dict[str, Any]:
         return {**super().shape(), "corrupted": int(self.corrupted.sum())}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dbo.algorithms.registry import Algorithm, algorithms
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.network.topology import TOPOLOGIES, Network, build_network
@@ -27,6 +28,12 @@ QUADRATIC: dict[str, dict[str, Any]] = {
     "sldbo": {"eta_x": 0.05, "eta_y": 0.12, "eta_v": 0.12},
     "d_soba": {"eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.4},
     "gossip_dsbo": {"eta_x": 0.2, "eta_y": 0.4, "lipschitz": 1.2},
+    "fednest": {"local_steps": 3, "neumann_terms": 4, "lipschitz": 1.2, "eta_x": 0.05, "eta_y": 0.4},
+    "simfbo": {"local_steps": 2, "local_x": 0.1, "local_y": 0.2, "local_v": 0.2, "eta_x": 0.2, "eta_y": 0.4,
+               "eta_v": 0.4},
+    "fedbioacc": {"local_steps": 2, "eta_x": 0.1, "eta_y": 0.2, "eta_v": 0.2},
+    "aggitd": {"inner_steps": 4, "eta_x": 0.2, "eta_y": 0.4, "eta_z": 0.8},
+    "ef_soba": {"eta_x": 0.05, "eta_y": 0.1, "eta_v": 0.1},
     "sparkle": {"eta_x": 0.2, "eta_y": 0.5, "eta_v": 0.5},
     "storm_pl": {"eta": 0.3, "beta_x": 0.1, "beta_y": 0.4, "beta_z": 0.4},
     "sun_dsbo": {"eta_x": 0.03, "eta_y": 0.12, "eta_theta": 0.12},
@@ -59,6 +66,12 @@ class Lab:
         setup = Setup(nodes=nodes, seed=0, dtype="float64", partition=ByClass(h=0.6), data=data)
         return TASKS[task]().build(setup)
 
+    def model(self, engine: LocalEngine, name: str) -> Any:
+        """Return the mean of the nodes' rows, or the server's row."""
+        rows = engine.rows(name)
+        assert rows is not None
+        return rows[-1] if engine.local_blocks[0].algorithm.network == "star" else rows.mean(0)
+
     def network(self, topology: str = "ring", nodes: int = 6) -> Network:
         return build_network(TOPOLOGIES[topology]().graph(nodes, 0))
 
@@ -74,6 +87,7 @@ class Lab:
     ) -> LocalEngine:
         """Return the engine after `rounds` rounds; a single-machine algorithm gets all nodes' data as one row.
 
+        A method with a server gets one more node, and a block of its own for it if `blocks` do not name it.
         `options` are those of the engine: batches and schedules.
         """
         algorithm = self.algorithm(name)
@@ -81,6 +95,10 @@ class Lab:
         if algorithm.network == "single" and problem.nodes > 1:
             problem, topology, blocks = pool_nodes(problem), "ring", None
         net = self.network(topology, problem.nodes) if isinstance(topology, str) else topology
+        if algorithm.network == "star":
+            problem, net = arrange(algorithm, problem, net)
+            if blocks is not None and not any(net.server in ids for ids in blocks):
+                blocks = [*blocks, [net.nodes - 1]]
         config = self.config(name) if config is None else config
         made = LocalEngine(algorithm, config, problem, net, blocks or [range(net.nodes)], **options)
         for round_ in range(1, rounds + 1):

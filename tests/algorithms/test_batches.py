@@ -188,6 +188,16 @@ def series(c: Any) -> dict[tuple[int, int], str]:
     return {(0, 0): "f_x f_y g_xy", (1, c.neumann_terms - 1): "g_yy", (c.neumann_terms, c.neumann_terms): "g_y"}
 
 
+def fednest(c: Any) -> dict[tuple[int, int], str]:
+    """FedOut's differences in x, T times the mean at y and differences in y, then the series and the hypergradient."""
+    steps, last = c.local_steps, (c.inner_steps + 1) * c.local_steps - 1
+    return {(0, steps - 2): "f_x f_x"} | {
+        (n * steps - 1, n * steps - 1): "g_y" for n in range(1, c.inner_steps + 1)
+    } | {
+        (n * steps, (n + 1) * steps - 2): "g_y g_y" for n in range(1, c.inner_steps + 1)
+    } | {(last, last): "f_x f_y g_xy", (last + 1, last + c.neumann_terms - 1): "g_yy"}
+
+
 ORACLES: dict[str, Callable[[Any], dict[tuple[int, int], str]]] = {
     "c2dfb": penalty_loops,
     "c2dfb_nc": penalty_loops,
@@ -199,6 +209,13 @@ ORACLES: dict[str, Callable[[Any], dict[tuple[int, int], str]]] = {
     "sldbo": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
     "d_soba": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
     "gossip_dsbo": series,
+    "fednest": fednest,
+    "simfbo": lambda c: {(0, c.local_steps - 1): "f_x f_y g_y g_yy g_xy"},
+    "fedbioacc": lambda c: {(0, c.local_steps - 1): "f_x f_x f_y f_y g_y g_y g_yy g_yy g_xy g_xy"},
+    "aggitd": lambda c: {
+        (0, 0): "f_y g_y", (1, c.inner_steps - 1): "f_y g_y g_yy", (c.inner_steps, c.inner_steps): "f_x g_xy",
+    },
+    "ef_soba": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
     "sparkle": lambda c: {(0, 0): "f_x f_y g_y g_yy g_xy"},
     "storm_pl": lambda c: {(0, 0): "f_x f_y g_x g_x g_y g_y f_x f_y g_x g_x g_y g_y"},
     "sun_dsbo": lambda c: {(0, 0): "f_x f_y g_x g_x g_y g_y"},
@@ -345,9 +362,10 @@ def test_first_order_differences_share_their_samples(lab: Any, noisy: Any) -> No
 
 # ---- schedules -------------------------------------------------------------------------------------------------------
 
-# Numbers that are no step sizes: penalties, constants of the problem, and safeguards.
+# Numbers that are no step sizes: penalties, constants of the problem, safeguards, and shares of clients.
 CONSTANTS = {
     "lam", "lam_start", "lam_rounds", "lam_power", "c", "prox", "lipschitz", "radius", "delta", "rate", "floor",
+    "participation",
 }
 
 

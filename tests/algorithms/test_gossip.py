@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dbo.algorithms.api import Algorithm, Message, NotRowsError, PackedSum, algorithm, mix
+from dbo.algorithms.api import Algorithm, Message, NotRowsError, algorithm, mix
 from dbo.algorithms.compression.compressors import TopK
 from dbo.algorithms.gossip import Mixed, Packed, PackedRow
+from dbo.algorithms.kernels.lazy import RowSum, wrap_sum
 from dbo.algorithms.rng import Key
 from dbo.components import forget
 from dbo.platform.engine.local import LocalEngine
@@ -190,5 +191,5 @@ def test_a_packed_message_is_its_rows() -> None:
     packed = Packed(tuple(PackedRow.of(row) for row in rows), 130, kept=44)
     np.testing.assert_array_equal(packed.values, rows)
     assert packed.shape == Message(rows).shape == (3, 130)
-    total = PackedSum((tuple(zip((0.5, 0.25, 0.25), packed.rows, strict=True)),), 130)
+    total = wrap_sum(RowSum((tuple(zip((0.5, 0.25, 0.25), packed.rows, strict=True)),), 130, rows.dtype))
     np.testing.assert_allclose(np.asarray(total), [0.5 * rows[0] + 0.25 * rows[1] + 0.25 * rows[2]], rtol=1e-14)

@@ -24,11 +24,13 @@ from dbo.platform.engine.local import LocalEngine
 from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.engine.state_tree import flatten
 from dbo.platform.network.topology import TOPOLOGIES, build_network
+from dbo.tasks.problems.quadratic import Quadratic
 
 Array = Any
 T = TypeVar("T")
 NAMES = list(algorithms())
 NETWORKED = [name for name in NAMES if algorithms()[name].network != "single"]
+GOSSIP = [name for name in NAMES if algorithms()[name].network == "gossip"]
 # The registry with its defaults, and configurations under which an algorithm is random or takes other paths.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | {
     "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.5)}),
@@ -40,6 +42,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "sparkle extra": ("sparkle", {"rule_x": "extra", "rule_y": "extra", "rule_v": "extra"}),
     "sparkle gt": ("sparkle", {"rule_x": "gt", "rule_y": "gt", "rule_v": "gt", "eta_y": 0.1, "eta_v": 0.1}),
     "sparkle mixed": ("sparkle", {"rule_x": "gt", "rule_y": "ed", "rule_v": "extra"}),
+    "ef_soba rand_k": ("ef_soba", {"compressor": RandK(ratio=0.5)}),
+    "aggitd sampled": ("aggitd", {"series": "sampled"}),
+} | {
+    f"{name} half": (name, {"participation": 0.5}) for name in NAMES if algorithms()[name].network == "star"
 }
 NETWORKED_VARIANTS = [label for label, (name, _) in VARIANTS.items() if name in NETWORKED]
 
@@ -107,7 +113,9 @@ class Relabelled:
 
     def __init__(self, problem: Any, order: Sequence[int]) -> None:
         self.problem, self.order = problem, order
-        self.nodes, self.dim_x, self.dim_y = problem.nodes, problem.dim_x, problem.dim_y
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.problem, name)
 
     def shard(self, ids: Sequence[int]) -> Any:
         return self.problem.shard([self.order[i] for i in ids])
@@ -123,6 +131,7 @@ def test_relabelling_permutes_the_trajectory(lab: Any, label: str) -> None:
     assert set(renamed.edges) != set(graph.edges)
     straight = states(lab.engine(name, config, problem, build_network(graph), rounds=4))
     permuted = states(lab.engine(name, config, Relabelled(problem, order), build_network(renamed), rounds=4))
+    order += range(len(order), len(straight["x"]))         # a server stays the last node
     assert_close(permuted, {key: array[order] for key, array in straight.items()})
 
 
@@ -133,19 +142,24 @@ def test_identical_nodes_are_one_machine(lab: Any, name: str) -> None:
     network_of_all = states(lab.engine(name, problem=problem, topology="complete", rounds=5))
     alone = lab.engine(name, problem=pool_nodes(problem), rounds=5)
     assert has_left_the_start(alone)
-    assert_close(network_of_all, {key: np.tile(array, (6, 1)) for key, array in states(alone).items()}, 1e-9)
+    repeated = {
+        key: np.concatenate([np.tile(array[:1], (6, 1)), array[1:]]) for key, array in states(alone).items()
+    }
+    assert_close(network_of_all, repeated, 1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mean_of_x_moves_along_the_mean_direction(lab: Any, name: str) -> None:
     """`direction` is that of the next upper step: mean(x) moves by a negative multiple of its mean, and by no more."""
     engine = lab.engine(name, rounds=3)
-    before, along = engine.rows("x").mean(0), engine.rows("direction").mean(0)
+    before, along = lab.model(engine, "x"), lab.model(engine, "direction")
     engine.advance(4)
-    step = engine.rows("x").mean(0) - before
+    step = lab.model(engine, "x") - before
     assert np.linalg.norm(step) > 0
     np.testing.assert_allclose(step / np.linalg.norm(step), -along / np.linalg.norm(along), atol=1e-9)
 
+
+RHO = Quadratic().rho
 
 # The factor between the two: the step size of x.
 STEPS: dict[str, Callable[[Any], float]] = {
@@ -154,10 +168,13 @@ STEPS: dict[str, Callable[[Any], float]] = {
     "mdbo": lambda c: c.beta_x * c.eta,
     "vrdbo": lambda c: c.beta_x * c.eta,
     "f2ba": lambda c: c.eta_out,
+    "fedbioacc": lambda c: c.local_steps * c.eta_x,
+    # ∇_x f_i(x) = ρ x: local steps contract towards x − h / ρ.
+    "fednest": lambda c: (1 - (1 - c.eta_x * RHO) ** c.local_steps) / RHO,
     "storm_pl": lambda c: c.beta_x * c.eta,
 } | {name: lambda c: c.eta_x for name in (
     "madsbo", "madsbo_gt", "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "sparkle", "sun_dsbo", "slam",
-    "bome", "f2sa", "stocbio", "soba",
+    "simfbo", "aggitd", "ef_soba", "bome", "f2sa", "stocbio", "soba",
 )}
 # A factor on it after t rounds, where the method itself shortens its steps.
 SHRINKING: dict[str, Callable[[Any, int], float]] = {
@@ -172,18 +189,21 @@ def test_mean_of_x_moves_by_the_step_size(lab: Any, name: str) -> None:
     step = of(STEPS, name, "its step size of x, a function of the configuration, is missing in STEPS")(config)
     engine = lab.engine(name, config)
     for round_ in range(1, 6):
-        before, along = engine.rows("x").mean(0), engine.rows("direction").mean(0)
+        before, along = lab.model(engine, "x"), lab.model(engine, "direction")
         engine.advance(round_)
         length = step * SHRINKING[name](config, round_ - 1) if name in SHRINKING else step
-        np.testing.assert_allclose(engine.rows("x").mean(0), before - length * along, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(lab.model(engine, "x"), before - length * along, rtol=0, atol=1e-13)
 
 
 Counts = dict[str, int]
 
 
-def cost(packets: int, values: int, gradients: int, hvp: int = 0, jvp: int = 0) -> Counts:
+def cost(
+    packets: int, values: int, gradients: int, hvp: int = 0, jvp: int = 0, up: int = 0, down: int = 0
+) -> Counts:
     return {
-        "packets": packets, "values": values, "gradient_calls": gradients, "hvp_calls": hvp, "jvp_calls": jvp,
+        "packets": packets, "values": values, "up": up, "down": down,
+        "gradient_calls": gradients, "hvp_calls": hvp, "jvp_calls": jvp,
         "samples": 0,      # the quadratic without noise has none
     }
 
@@ -194,7 +214,15 @@ def penalty_loops(c: Any, x: int, y: int) -> Counts:
     return cost(c.inner_steps + 1, 2 * x + 4 * c.inner_steps * k, 3 * (c.inner_steps + 1) + 3)
 
 
-# Per node and round, with d_x = x and d_y = y.
+def star_cost(exchanges: int, up: int, down: int, gradients: int, hvp: int, jvp: int) -> Counts:
+    return cost(exchanges, 0, gradients, hvp, jvp, up, down)
+
+
+def kept(c: Any, dim: int) -> int:
+    return max(1, int(c.compressor.ratio * dim))
+
+
+# Per node and round, with d_x = x and d_y = y. In a star, packets are exchanges, and values those of a client.
 COSTS: dict[str, Callable[[Any, int, int], Counts]] = {
     "c2dfb": penalty_loops,
     "c2dfb_nc": penalty_loops,
@@ -212,6 +240,20 @@ COSTS: dict[str, Callable[[Any, int, int], Counts]] = {
     "sldbo": lambda c, x, y: cost(1, 2 * (x + 2 * y), 3, 1, 1),
     "d_soba": lambda c, x, y: cost(1, x + 2 * y, 3, 1, 1),
     "gossip_dsbo": lambda c, x, y: cost(1, 2 * x + 2 * y, 3, c.neumann_terms - 1, 1),
+    "fednest": lambda c, x, y: star_cost(
+        4 * c.inner_steps + 2 * c.neumann_terms + 4, 2 * x + (2 * c.inner_steps + c.neumann_terms) * y,
+        3 * x + (2 * c.inner_steps + c.neumann_terms + 1) * y,
+        c.local_steps * (c.inner_steps + 1) + 2, c.neumann_terms - 1, 1,
+    ),
+    "simfbo": lambda c, x, y: star_cost(2, x + 2 * y, x + 2 * y, 3 * c.local_steps, c.local_steps, c.local_steps),
+    "fedbioacc": lambda c, x, y: star_cost(
+        2, 2 * (x + 2 * y), 2 * (x + 2 * y), 6 * c.local_steps, 2 * c.local_steps, 2 * c.local_steps
+    ),
+    "aggitd": lambda c, x, y: star_cost(
+        2 * c.inner_steps + 2, x + 2 * c.inner_steps * y, x + (2 * c.inner_steps + 1) * y,
+        2 * c.inner_steps + 1, c.inner_steps - 1, 1,
+    ),
+    "ef_soba": lambda c, x, y: star_cost(2, kept(c, x) + 2 * kept(c, y), x + 2 * y, 3, 1, 1),
     "sparkle": lambda c, x, y: cost(1, x + 2 * y, 3, 1, 1),
     "storm_pl": lambda c, x, y: cost(1, 2 * x + 4 * y, 12),
     "sun_dsbo": lambda c, x, y: cost(1, 2 * x + 4 * y, 6),
@@ -231,9 +273,15 @@ def per_round(engine: LocalEngine, rounds: int) -> Counts:
     def totals() -> Counts:
         ledger = engine.ledger()
         values = sum(ledger.values_by_channel().values(), np.zeros_like(ledger.ids))
-        assert len(set(ledger.packets)) == 1
-        assert len(set(values)) == 1
-        return {"packets": int(ledger.packets[0]), "values": int(values[0])} | dict(engine.counters())
+        has_server = engine.local_blocks[0].algorithm.network == "star"
+        nodes = slice(None, -1 if has_server else None)
+        assert len(set(ledger.packets[nodes])) == 1
+        assert len(set(values[nodes])) == 1
+        packets, sent = int(ledger.packets[0]), int(values[0])
+        if not has_server:
+            return {"packets": packets, "values": sent, "up": 0, "down": 0} | dict(engine.counters())
+        packets += int(ledger.packets[-1])
+        return {"packets": packets, "values": 0, "up": sent, "down": int(values[-1])} | dict(engine.counters())
 
     before = totals()
     for round_ in range(2, rounds + 2):
@@ -263,7 +311,7 @@ def test_a_cached_tracker_needs_fewer_gradients(lab: Any, name: str) -> None:
     assert per_round(lab.engine(name, config, problem), 3) == cost(steps + 1, 2 * 4 + 4 * steps * 2, 3 * steps + 3)
 
 
-@pytest.mark.parametrize("name", NETWORKED)
+@pytest.mark.parametrize("name", GOSSIP)
 def test_bytes_are_those_of_the_closed_counts(lab: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per round 8 bytes a value, 1 for the position of each kept entry, 36 a packet, and the channels' names.
 
@@ -290,11 +338,11 @@ def test_bytes_are_those_of_the_closed_counts(lab: Any, name: str, monkeypatch: 
 
 
 def documented() -> dict[str, list[str]]:
-    """algorithm → the formulas of the table in docs/algorithms.md: packets, values, gradients, HVP, JVP."""
+    """algorithm → the formulas of the table in docs/algorithms.md: packets, values, up, down, gradients, HVP, JVP."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
     table = text.partition("| algorithm | packets |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    return {name: formulas[:5] for name, *formulas in rows}
+    return {name: formulas[:7] for name, *formulas in rows}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -304,11 +352,12 @@ def test_documented_costs_are_the_closed_counts(lab: Any, name: str) -> None:
     steps = getattr(cfg, "inner_steps", 0)
     letters = {
         "K": steps, "T": steps, "N": getattr(cfg, "higp_steps", 0), "J": getattr(cfg, "neumann_terms", 0),
-        "k": 2, "d_x": 4, "d_y": 10,
+        "I": getattr(cfg, "local_steps", 0), "k": 2, "k_x": 1, "d_x": 4, "d_y": 10,
     }
     formulas = of(documented(), name, "its line is missing in the table of costs in docs/algorithms.md")
     products = [re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula) for formula in formulas]
-    assert cost(*(eval(product, {}, letters) for product in products)) == closed_counts(name, cfg)
+    packets, values, up, down, *calls = (eval(product, {}, letters) for product in products)
+    assert cost(packets, values, *calls, up=up, down=down) == closed_counts(name, cfg)
 
 
 def test_first_order_variant_needs_gradients_only(lab: Any) -> None:
@@ -332,7 +381,10 @@ def test_declared_packets_are_sent(lab: Any, name: str) -> None:
     config = lab.config(name)
     engine = lab.engine(name, config, rounds=3)
     declared = lab.algorithm(name).packets(config)
-    assert engine.ledger().packets.tolist() == [3 * declared] * len(engine.local_blocks[0].ids)
+    sent = engine.ledger().packets
+    if lab.algorithm(name).network == "star":       # each exchange is one packet of every client, or of the server
+        sent = sent[:-1] + sent[-1]
+    assert set(sent.tolist()) == {3 * declared}
     assert (declared == 0) == (lab.algorithm(name).network == "single")
 
 
@@ -490,6 +542,11 @@ LINEAR: dict[str, dict[str, Any]] = {
     "sldbo": {"eta_x": 0.1, "eta_y": 0.2, "eta_v": 0.2},
     "d_soba": {"eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
     "gossip_dsbo": {"eta_x": 0.1, "eta_y": 0.3, "lipschitz": 3.0},
+    "fednest": {"local_steps": 2, "lipschitz": 3.0, "eta_x": 0.1, "eta_y": 0.3},
+    "simfbo": {"local_steps": 2, "local_x": 0.05, "eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
+    "fedbioacc": {"local_steps": 2, "eta_x": 0.05, "eta_y": 0.2, "eta_v": 0.2},
+    "aggitd": {"inner_steps": 4, "eta_x": 0.1, "eta_y": 0.3, "eta_z": 0.3},
+    "ef_soba": {"eta_x": 0.1, "eta_y": 0.2, "eta_v": 0.2},
     "sparkle": {"eta_x": 0.1, "eta_y": 0.3, "eta_v": 0.3},
     "storm_pl": {"eta": 0.4, "beta_x": 0.25, "beta_y": 0.5, "beta_z": 0.5},
     "sun_dsbo": {"eta_x": 0.1, "eta_y": 0.2, "eta_theta": 0.2},

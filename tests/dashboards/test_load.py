@@ -64,6 +64,19 @@ def test_members_that_have_not_started_are_counted(copy: Copy) -> None:
     assert load_runs([folder]).groups[0].pending == 1
 
 
+def test_sample_of_nodes_keeps_its_numbers(copy: Copy) -> None:
+    """Of large networks nodes.jsonl has a sample: its columns belong to the numbers in `nodes`."""
+    folder = copy("quadratic")
+    lines = read_metrics(folder / "nodes.jsonl")
+    sample = [{**line, "nodes": [1, 3], "apart_x": [line["apart_x"][1], line["apart_x"][3]]} for line in lines]
+    (folder / "nodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in sample))
+    nodes = load_run(folder).nodes
+    assert nodes is not None
+    assert nodes.ids.tolist() == [1, 3]
+    assert nodes.distance_x[-1].tolist() == sample[-1]["apart_x"]
+    assert nodes.bytes[-1].tolist() == [lines[-1]["bytes"][1], lines[-1]["bytes"][3]]
+
+
 def test_events_become_incidents(copy: Copy) -> None:
     """Losses and recoveries from events.jsonl, divergence from the summary."""
     folder = copy("quadratic")

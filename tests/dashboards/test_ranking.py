@@ -9,12 +9,13 @@ import pytest
 from dbo import components
 from dbo.algorithms.registry import algorithms
 from dbo.dashboards import ranking
-from dbo.dashboards.charts.curves import MAX_POINTS, build_curves
+from dbo.dashboards.charts.curves import AXIS_TITLES, MAX_POINTS, build_curves
 from dbo.dashboards.charts.sensitivity import build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns, group_runs
 from dbo.dashboards.load import load_runs
 from dbo.dashboards.number_format import format_number, round_significant, thin_indices
-from dbo.dashboards.palette import get_style, sample_scale
+from dbo.dashboards.palette import VIRIDIS, get_style, sample_scale
+from dbo.dashboards.ranking import build_cards, build_rows, select_criteria
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.run_folder import read_metrics
 from dbo.platform.runs.runner import run
@@ -228,3 +229,28 @@ def test_name_and_checkpoints_make_no_variant(tmp_path: Path) -> None:
         run(Experiment(**{**QUADRATIC, **changes}), tmp_path / str(number))
     runs = load_grouped(tmp_path)
     assert (len(runs.seed_groups), runs.duplicates) == (1, 2)
+
+
+def test_a_sweep_of_one_algorithm_is_coloured_by_what_it_varies(recorded: Path) -> None:
+    """Curves, table and cards have a sequential colour per value, in its order; the legend names the parameter."""
+    runs = load_grouped(recorded / "sweep")
+    assert list(runs.series) == ["K = 1", "K = 3", "K = 9"]
+    assert [curve["series"] for curve in build_curves(runs)] == list(runs.series)
+    colours = [style.light for style in runs.series.values()]
+    assert colours[0] == VIRIDIS[0]
+    assert len(set(colours)) == 3
+    assert [row.style.light for row in build_rows(runs)] == colours
+    assert list(load_grouped(recorded / "compare").series) == ["c2dfb", "mdbo"]
+
+
+def test_the_final_value_is_that_of_the_target_s_metric(recorded: Path) -> None:
+    """Table and cards name it."""
+    for metric, direction in (("test_accuracy", "Highest"), ("lower_loss", "Lowest")):
+        runs = load_grouped(recorded / "sweep", target=Target(metric, 0.5))
+        final = select_criteria(runs)[-1]
+        assert final.metric == metric
+        card = build_cards(runs)[-1]
+        assert card.title == f"{direction} final {AXIS_TITLES[metric]}"
+        last = runs.seed_groups[0].runs[0].last_value(metric)
+        assert last is not None
+        assert final.format_number(last) == build_rows(runs)[0].values[-1].text

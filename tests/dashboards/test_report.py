@@ -65,6 +65,16 @@ def test_embedded_data_cannot_end_its_element() -> None:
     assert json.loads(text) == {"</script><!--": "&\u2028"}
 
 
+def test_text_that_is_no_unicode_is_shown(copy: Copy, tmp_path: Path) -> None:
+    """JSON may hold half of a surrogate pair, and a folder's name any byte: shown escaped, in valid UTF-8."""
+    folder = copy("sweep")
+    group = json.loads((folder / "group.json").read_text())
+    (folder / "group.json").write_text(json.dumps({**group, "claim": "a\ud800b"}))
+    html = write_page(tmp_path, folder)
+    assert "a\\ud800b" in html
+    assert read_data(html)
+
+
 def test_incomplete_and_failed_runs_are_reported(recorded: Path, copy: Copy, tmp_path: Path) -> None:
     """Diverged, interrupted, with one evaluation only."""
     single = copy("quadratic")

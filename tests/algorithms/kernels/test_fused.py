@@ -1,4 +1,4 @@
-"""Fused updates of wide rows compute the plain expressions, with ties, zeros and NaN."""
+"""Compiled kernels for wide rows: the exact top-k in every form, with ties, zeros and NaN."""
 
 import subprocess
 import sys
@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dbo.algorithms.compression.compressors import TopK, count_kept, keep_largest
-from dbo.algorithms.gossip import Message, Packed, PackedRow, PackedSum
+from dbo.algorithms.gossip import Packed, PackedRow
 from dbo.algorithms.kernels import fused, selection
+from dbo.algorithms.kernels.lazy import wrap
 from dbo.algorithms.rng import Key
 
 DTYPES = (np.float32, np.float64)
 KEY = Key(5, np.arange(3), 0)
-FORMS = (selection.SCALAR, selection.VECTOR)
-both_forms = pytest.mark.parametrize("form", FORMS, ids=["scalar", "vector"])
+# Every form that the processor at hand can run, not the fastest one alone.
+FORMS = selection.usable_forms(selection.find_processor()[1])
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +50,15 @@ def residuals(draw: st.DrawFn, special: tuple[float, ...] = ()) -> tuple[Any, An
 
 def compress(form: selection.Form, ratio: float, rows: Any, reference: Any) -> tuple[Any, Any]:
     """Return a message and the reference after it, by one form of the selection, even if it is not the faster one."""
+    operands = wrap(rows), wrap(reference)
+    before = rows.tobytes(), reference.tobytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "fastest_form", lambda: form)
-        message, updated = fused.compress_residual(TopK(ratio=ratio), rows, reference.copy(), KEY, "y")
+        message = TopK(ratio=ratio)(operands[0] - operands[1], KEY, "y")
     assert isinstance(message, Packed)
     assert message.kept == count_kept(ratio, rows.shape[1])
+    updated = np.asarray(operands[1] + message.values)
+    assert (rows.tobytes(), reference.tobytes()) == before, "a selection changes none of its operands"
     return message, updated
 
 
@@ -61,7 +67,7 @@ def plain(rows: Any, reference: Any, ratio: float) -> tuple[Any, Any]:
     return values, reference + values
 
 
-@both_forms
+@every_form
 @settings(deadline=None)
 @given(pair=residuals(), ratio=st.floats(0.01, 0.999))
 def test_top_k_is_the_plain_definition(form: selection.Form, pair: Any, ratio: float) -> None:
@@ -69,11 +75,11 @@ def test_top_k_is_the_plain_definition(form: selection.Form, pair: Any, ratio: f
     rows, reference = pair
     values, after = plain(rows, reference, ratio)
     message, updated = compress(form, ratio, rows, reference)
-    assert message.values.tobytes() == values.tobytes()
+    assert np.asarray(message.values).tobytes() == values.tobytes()
     np.testing.assert_array_equal(updated, after)
 
 
-@both_forms
+@every_form
 @settings(deadline=None)
 @given(pair=residuals(special=(np.nan, np.inf, -np.inf)), ratio=st.floats(0.01, 0.999))
 def test_top_k_counts_nan_as_largest(form: selection.Form, pair: Any, ratio: float) -> None:
@@ -86,7 +92,7 @@ def test_top_k_counts_nan_as_largest(form: selection.Form, pair: Any, ratio: flo
     np.testing.assert_array_equal(updated, after)
 
 
-@both_forms
+@every_form
 @settings(deadline=None)
 @given(pair=residuals(special=(1e-310, -1e-310, 1e-45, -3e-45, -0.0, np.inf)), ratio=st.sampled_from([1e-9, 0.999]))
 def test_top_k_of_denormals_and_infinities(form: selection.Form, pair: Any, ratio: float) -> None:
@@ -94,24 +100,26 @@ def test_top_k_of_denormals_and_infinities(form: selection.Form, pair: Any, rati
     rows, reference = pair
     values, after = plain(rows, reference, ratio)
     message, updated = compress(form, ratio, rows, reference)
-    assert message.values.tobytes() == values.tobytes()
+    assert np.asarray(message.values).tobytes() == values.tobytes()
     np.testing.assert_array_equal(updated, after)
 
 
 @settings(deadline=None)
 @given(residuals(special=(-0.0, 1e-45, 3.0, -3.0)), st.floats(0.001, 0.999))
-def test_both_forms_of_the_selection_give_the_same_bits(pair: Any, ratio: float) -> None:
+def test_all_forms_of_the_selection_give_the_same_bits(pair: Any, ratio: float) -> None:
     """Marks, entries and the reference, the sign of its zeros included."""
     rows, reference = pair
     reference = np.copysign(reference, rows)
-    (one, updated), (other, also_updated) = (compress(form, ratio, rows, reference) for form in FORMS)
-    assert updated.tobytes() == also_updated.tobytes()
-    for a, b in zip(one.rows, other.rows, strict=True):
-        assert a.words.tobytes() == b.words.tobytes()
-        assert a.entries.tobytes() == b.entries.tobytes()
+    one, updated = compress(selection.SCALAR, ratio, rows, reference)
+    for form in FORMS.values():
+        other, also_updated = compress(form, ratio, rows, reference)
+        assert updated.tobytes() == also_updated.tobytes()
+        for a, b in zip(one.rows, other.rows, strict=True):
+            assert a.words.tobytes() == b.words.tobytes()
+            assert a.entries.tobytes() == b.entries.tobytes()
 
 
-@both_forms
+@every_form
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 7, 16, 63, 64, 65, 2047, 2048, 2049, 6200])
 def test_a_selection_writes_only_its_arrays(form: selection.Form, dim: int, dtype: Any) -> None:
@@ -134,10 +142,11 @@ def test_a_selection_writes_only_its_arrays(form: selection.Form, dim: int, dtyp
         assert not has_nan
         assert entries[:count].tobytes() == expected[expected != 0].tobytes()
         assert count - inside == above.size
-        assert not entries[count:].any()
-        count = form.settle(reference, number(1.2), 0, words, entries)
+        assert not entries[count + 64 :].any()      # what a register holds behind the packed entries
+        count = form.settle(number(1.2), 0, words, entries)
         assert entries[:count].tobytes() == above.tobytes()
-        np.testing.assert_array_equal(reference, np.where(np.abs(row) > 1.2, row, 0))
+        kept = PackedRow(words.copy(), entries[:count]).dense(dim)
+        np.testing.assert_array_equal(kept, np.where(np.abs(row) > 1.2, row, 0))
         for frame in frames:
             assert (frame[:64] == 77).all()
             assert (frame[-64:] == 77).all()
@@ -160,15 +169,15 @@ def at_the_edge(values):     # behind its last byte is an unmapped page: accessi
 
 for dtype in (np.float32, np.float64):
     for dim in (5, 64, 72, 1000):
-        for form in (selection.SCALAR, selection.VECTOR):
+        for form in selection.usable_forms(selection.find_processor()[1]).values():
             row = at_the_edge(np.arange(1, dim + 1, dtype=dtype))
             reference, words = at_the_edge(0 * row), at_the_edge(np.zeros(-(-dim // 64), np.uint64))
             packed, found = np.zeros((2, 4096), dtype)
             half = row.dtype.type(dim // 2)
             count, _, _ = form.gather(row, reference, half, half, words, packed, found)
             entries = at_the_edge(packed[:count])
-            assert form.settle(reference, half, 0, words, entries) == count - 1
-            assert np.array_equal(reference, np.where(row > half, row, 0))
+            assert form.settle(half, 0, words, entries) == count - 1
+            assert np.array_equal(entries[: count - 1], row[row > half])
 """
 
 
@@ -178,7 +187,7 @@ def test_a_selection_accesses_nothing_behind_its_arrays() -> None:
     subprocess.run([sys.executable, "-c", AT_THE_EDGE], check=True, timeout=120)
 
 
-@both_forms
+@every_form
 def test_a_selection_reports_a_full_buffer(form: selection.Form) -> None:
     """More entries than the arrays hold give −1 instead of an overflow."""
     row, one = np.ones(10_000, np.float32), np.float32(1)
@@ -188,56 +197,33 @@ def test_a_selection_reports_a_full_buffer(form: selection.Form) -> None:
     assert not entries[:, 4500:].any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_updates_are_their_expressions(dtype: Any) -> None:
-    """Every update of the module equals its docstring, and is written to the documented argument."""
-    v, a, b, t, u = (rows_of(seed, 3, 501, dtype) for seed in range(5))
-    close = {"rtol": 1e-5 if dtype is np.float32 else 1e-13, "atol": 1e-6 if dtype is np.float32 else 1e-13}
-
-    def check(step: Any, expected: Any, into: Any, *rest: Any) -> None:
-        given_ = into.copy()
-        found = step(given_)
-        np.testing.assert_allclose(found, expected, **close)
-        assert np.shares_memory(found, given_)
-
-    check(lambda v: fused.step_in_place(v, 0.5, a, b, 0.3, t), v + 0.5 * (a - b) - 0.3 * t, v)
-    check(lambda v: fused.track_in_place(v, 0.5, a, b, t, u.copy())[0], v + 0.5 * (a - b) + t - u, v)
-    check(lambda u: fused.track_in_place(v.copy(), 0.5, a, b, t, u)[1], t, u)
-    check(lambda v: fused.shift_in_place(v, t, u.copy())[0], v + t - u, v)
-    check(lambda u: fused.shift_in_place(v.copy(), t, u)[1], t, u)
-    check(lambda a: fused.gossip_in_place(v, 0.5, a, (-0.3, t)), v + 0.5 * (a - v) - 0.3 * t, a)
-    check(lambda a: fused.gossip_in_place(v, 0.5, a, (1, t), (-1, u)), v + 0.5 * (a - v) + t - u, a)
-    check(lambda v: fused.add_in_place(v, (0.7, t)), v + 0.7 * t, v)
-    check(lambda v: fused.add_in_place(v, (1, t), (-1, u)), v + t - u, v)
-    check(lambda v: fused.zero_in_place(v), 0 * v, v)
-    check(lambda t: fused.average_in_place(v, 0.3, t), 0.7 * v + 0.3 * t, t)
-    check(lambda t: fused.neumann_in_place(v, t, 1.5, b), v - t / 1.5 + b, t)
+@pytest.mark.parametrize(
+    ("processor", "features", "expected"),
+    [
+        ("znver4", {"+avx512f", "+avx512vl", "+avx2", "+bmi2"}, selection.AVX512),
+        ("skylake-avx512", {"+avx512f", "+avx512vl", "+avx2", "+bmi2"}, selection.AVX512),
+        ("znver3", {"+avx2", "+bmi2"}, selection.AVX2),
+        ("haswell", {"+avx2", "+bmi2"}, selection.AVX2),
+        ("znver2", {"+avx2", "+bmi2"}, selection.Form(selection.AVX2.gather, selection.SCALAR.settle)),
+        ("ivybridge", {"+avx", "-avx2"}, selection.SCALAR),
+        ("apple-m1", {"+neon"}, selection.SCALAR),
+    ],
+)
+def test_the_fastest_form_of_a_processor(processor: str, features: set[str], expected: selection.Form) -> None:
+    assert selection.choose_form(processor, frozenset(features)) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_sums_over_neighbours(dtype: Any, threads: int) -> None:
-    """Dense and packed rows, one to seven neighbours: W @ rows, whatever the number of threads."""
-    sparse = pytest.importorskip("scipy.sparse")
-    weights = sparse.csr_array(np.tril(np.random.default_rng(1).random((7, 7))))
-    rows, known = rows_of(2, 7, 333, dtype), rows_of(3, 7, 333, dtype)
-    rows[:, ::3] = 0
-    packed = [PackedRow.of(row) for row in rows]
-    terms = tuple(
-        tuple((float(weights.data[k]), packed[weights.indices[k]])
-              for k in range(weights.indptr[i], weights.indptr[i + 1])) for i in range(7)
-    )
-    fused.set_threads(threads)
-    try:
-        found = fused.weighted_sum(weights, list(rows))
-        added = fused.add_message_in_place(known.copy(), PackedSum(terms, 333))
-    finally:
-        fused.set_threads(1)
-    expected = weights.toarray().astype(dtype) @ rows
-    close = {"rtol": 1e-4 if dtype is np.float32 else 1e-12, "atol": 1e-5 if dtype is np.float32 else 1e-13}
-    np.testing.assert_allclose(found, expected, **close)
-    np.testing.assert_allclose(added, known + expected, **close)
-    np.testing.assert_allclose(np.asarray(PackedSum(terms, 333)), expected, **close)
+@pytest.mark.parametrize("levels", [1, 3, 50, 10**6])
+@pytest.mark.parametrize("size", [1, 2, 100, 5000, 60_000])
+def test_a_value_is_found_by_its_rank(size: int, levels: int, dtype: Any) -> None:
+    """As by sorting, with any number of ties."""
+    values = np.round(np.abs(np.random.default_rng(size).standard_normal(size)) * levels).astype(dtype)
+    ordered = np.sort(values)
+    for rank in {0, size // 3, size - 1}:
+        least, above = selection.find_rank(values.copy(), rank)
+        assert least == ordered[rank]
+        assert above == np.count_nonzero(ordered > least)
 
 
 @pytest.mark.parametrize("levels", ["log", "uniform"])
@@ -248,14 +234,14 @@ def test_quantized_top_k_is_the_compressors(dtype: Any, bits: int, levels: Any) 
     q = TopK(ratio=0.05, bits=bits, levels=levels)
     v, reference = rows_of(0, 3, 5000, dtype), rows_of(1, 3, 5000, dtype)
     plain = q(v - reference, KEY, "y")
-    message, updated = fused.compress_residual(q, v, reference.copy(), KEY, "y")
+    message = q(wrap(v) - wrap(reference), KEY, "y")
     assert isinstance(message, Packed)
     assert message.grid is not None
     assert plain.grid is not None
-    assert message.values.tobytes() == plain.values.tobytes()
+    assert np.asarray(message.values).tobytes() == np.asarray(plain.values).tobytes()
     assert message.grid.scale.tobytes() == plain.grid.scale.tobytes()
     assert message.grid.span.tolist() == plain.grid.span.tolist()
-    np.testing.assert_array_equal(updated, reference + plain.values)
+    np.testing.assert_array_equal(np.asarray(wrap(reference) + message.values), reference + plain.values)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -273,22 +259,3 @@ def test_numba_is_imported_for_fused_rows_only() -> None:
     """Small problems start without loading the compiler."""
     code = "import sys; from dbo.algorithms.registry import algorithms; algorithms(); assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_narrow_rows_and_tensors_use_plain_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written in place, no message is packed, and Q is the compressor's own."""
-    monkeypatch.setattr(fused, "MIN_ENTRIES", 1 << 16)
-    v, reference = rows_of(0, 3, 64, np.float32), rows_of(1, 3, 64, np.float32)
-    before = v.tobytes(), reference.tobytes()
-    message, updated = fused.compress_residual(TopK(), v, reference, KEY, "y")
-    assert isinstance(message, Message)
-    assert updated is not reference
-    assert fused.step_in_place(v, 0.5, reference, v, 1, v) is not v
-    for s, kept_ in (fused.track_in_place(v, 0.5, reference, v, reference, v), fused.shift_in_place(v, reference, v)):
-        assert s is not v
-        assert kept_ is reference
-    assert (v.tobytes(), reference.tobytes()) == before
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(fused, "MIN_ENTRIES", 1)
-    theirs, _ = fused.compress_residual(TopK(), torch.from_numpy(v), torch.from_numpy(reference), KEY, "y")
-    np.testing.assert_array_equal(np.asarray(theirs.values), message.values)

@@ -14,12 +14,14 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from tests.algorithms.methods.star_references import STAR_IDLE, STAR_REFERENCES, STAR_STEPS, STAR_VARIANTS
 
 from dbo.algorithms.compression.compressors import RandK, TopK
 from dbo.algorithms.registry import algorithms
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import pool_nodes, pool_shard
-from dbo.platform.network.topology import TOPOLOGIES, build_network, single_node
+from dbo.platform.engine.shard_wrappers import pool_shard
+from dbo.platform.network.topology import TOPOLOGIES, build_network
 from dbo.tasks.api import Shard
 
 Array = Any
@@ -92,7 +94,7 @@ class Bent:
             "c": draw((NODES, DIM_Y)), "tx": 0.4 * draw((NODES, DIM_Y, DIM_X)), "t": draw((NODES, DIM_Y)),
         }
         self.evaluate = self.task_metrics = self.penalty_solution = self.describe = None    # not needed
-        self.sample_sizes = self.tune_losses = None
+        self.sample_sizes = self.tune_losses = self.evaluate_nodes = None
 
     def shard(self, ids: Sequence[int]) -> BentShard:
         rows = np.asarray(ids, dtype=np.int64)
@@ -522,6 +524,7 @@ REFERENCES: dict[str, Callable[[Shard, Array, Any], Iterator[Rows]]] = {
     "dsgda_gt": dsgda_gt, "sldbo": sldbo, "d_soba": d_soba, "gossip_dsbo": gossip_dsbo,
     "sparkle": sparkle, "storm_pl": storm_pl, "sun_dsbo": sun_dsbo, "slam": slam,
     "f2ba": f2ba, "bome": bome, "f2sa": f2sa, "stocbio": stocbio, "soba": single_soba,
+    **STAR_REFERENCES,
 }
 PENALTY = {"lam": 7.0, "inner_steps": 4, "eta_in": 0.31, "eta_out": 0.07}
 COMPRESSED = PENALTY | {"gamma_in": 0.4, "gamma_out": 0.6, "compressor": TopK(ratio=0.3)}
@@ -554,6 +557,7 @@ STEPS: dict[str, dict[str, Any]] = {
     },
     "stocbio": {"inner_steps": 3, "neumann_terms": 6, "eta_y": 0.31, "eta_v": 0.37, "eta_x": 0.07},
     "soba": {"eta_x": 0.07, "eta_y": 0.12, "eta_v": 0.17},
+    **STAR_STEPS,
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in algorithms()} | {
     "c2dfb cached": ("c2dfb", {"tracker": "cached"}),
@@ -572,9 +576,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "sparkle extra gt ed": ("sparkle", {"rule_x": "extra", "rule_y": "gt"}),
     "f2ba z from y": ("f2ba", {"z_start": "y"}),
     "bome gradient": ("bome", {"phi": "gradient"}),
+    **STAR_VARIANTS,
 }
 # Numbers without influence on the iterates: with full batches ∇_y g needs no correction, nor does the whole series.
-IDLE = {"vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"}, "storm_pl": {"alpha"}}
+IDLE = {
+    "vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"}, "storm_pl": {"alpha"},
+    **STAR_IDLE,
+}
 
 
 def configure(label: str) -> tuple[str, Any]:
@@ -598,8 +606,7 @@ def error(label: str, config: Any, expected: list[Rows]) -> float:
     """The largest difference between the algorithm and these rows in any round, relative to the rows' largest entry."""
     name, _ = VARIANTS[label]
     algorithm, problem, graph = algorithms()[name], Bent(), GRAPH
-    if algorithm.network == "single":
-        problem, graph = pool_nodes(problem), single_node()
+    problem, graph = arrange(algorithm, problem, graph)
     engine, largest = LocalEngine(algorithm, config, problem, graph, [range(graph.nodes)]), 0.0
     for round_, rows in enumerate(expected):
         if round_:
@@ -645,7 +652,7 @@ def test_another_variant_is_detected(label: str) -> None:
     assert error(label, config, reference(name, default)) > 1e-6
 
 
-@pytest.mark.parametrize("label", [label for label in VARIANTS if algorithms()[VARIANTS[label][0]].network != "single"])
+@pytest.mark.parametrize("label", [label for label in VARIANTS if algorithms()[VARIANTS[label][0]].network == "gossip"])
 def test_another_network_is_detected(label: str) -> None:
     """Control: a reference with a little less mixing is another one."""
     name, config = configure(label)

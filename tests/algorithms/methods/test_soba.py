@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dbo.algorithms.methods.sldbo import project
+from dbo.algorithms.parts.ball import project
 from dbo.algorithms.parts.soba import directions, first_order_directions
 
 

@@ -20,7 +20,9 @@ from dbo.dashboards.watch import runs, server
 from dbo.dashboards.watch.runs import WatchedFolder
 from dbo.dashboards.watch.server import serve_live_page
 from dbo.dashboards.watch.tail import Tail, last_line
+from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
+from dbo.platform.runs import runner
 from dbo.platform.runs.run_folder import RunFolder
 from dbo.platform.runs.schema import COLUMNS, Summary
 
@@ -420,10 +422,23 @@ def test_hostile_names_travel_as_data_only(site: Site) -> None:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
+def test_a_folder_that_does_not_exist_is_waited_for(tmp_path: Path) -> None:
+    """A run that starts there later is shown with its hyperparameters."""
+    folder = tmp_path / "runs" / "later"
+    watched = WatchedFolder(folder)
+    assert watched.get_updates("", 0)["waiting"] is True
+    experiment = {"nodes": 4, "rounds": 2, "engine": "local", "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}}
+    runner.run(Experiment(**experiment, algorithm={"name": "d_soba", "theta": 0.25}), folder)
+    watched._refreshed = watched._searched = -100.0
+    state = watched.get_updates("", 0)
+    assert state["waiting"] is False
+    assert ("theta", "0.25") in state["runs"][0]["parameters"]
+
+
 def test_wrong_folder_or_port_is_an_input_error(tmp_path: Path) -> None:
-    """No folder, a file, a folder without a run, a port that is taken or out of range: one line that names it."""
+    """A file, a folder without a run, a port that is taken or out of range: one line that names it."""
     (tmp_path / "file").write_text("x")
-    for folder in (tmp_path / "none", tmp_path / "file", tmp_path):
+    for folder in (tmp_path / "file", tmp_path):
         with pytest.raises(InputError, match=str(folder)):
             serve_live_page(folder)
     start_run(tmp_path / "run")

@@ -128,3 +128,13 @@ def test_programs_beside_dbo_print_no_escapes(module: str, tmp_path: Path) -> No
     assert done.returncode == 2
     assert ESCAPED in done.stderr
     assert "\x1b" not in done.stderr
+
+
+def test_too_little_memory_is_one_line(dbo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with an index of 2·10⁹ asks for a matrix of that width."""
+    def fail(*arguments: object) -> None:
+        raise MemoryError("Unable to allocate 29.8 GiB")
+
+    monkeypatch.setattr("dbo.platform.runs.preparation.validate_graph", fail)
+    done = dbo("run", "engine.name=local", "task.name=quadratic", "rounds=1", "tracking.uri=off", "--quiet")
+    assert (done.code, done.err) == (1, "dbo: not enough memory: Unable to allocate 29.8 GiB\n")

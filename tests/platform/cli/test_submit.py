@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+from dbo.platform.cli.doctor_network import find_servers
 from dbo.platform.runs.run_folder import read_run
 
 pytestmark = pytest.mark.ray
@@ -40,6 +41,7 @@ class Head(NamedTuple):
     address: str
     metrics: str
     environment: dict[str, str]
+    folder: str
 
 
 def free_port() -> int:
@@ -61,7 +63,8 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         "RAY_metrics_report_interval_ms": "500",
     }
     process = subprocess.Popen(
-        [BIN / "ray", "start", "--head", "--block", f"--port={free_port()}", "--dashboard-host=127.0.0.1",
+        [BIN / "ray", "start", "--head", "--block", f"--port={free_port()}",
+         "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1",
          f"--dashboard-port={port}", "--num-cpus=2", f"--temp-dir={folder}", f"--metrics-export-port={metrics}",
          # the other cluster of the test session uses the default, and then jobs find no agent
          f"--dashboard-agent-listen-port={free_port()}"],
@@ -70,7 +73,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     address = f"http://127.0.0.1:{port}"
     try:
         wait_for(address, environment["RAY_AUTH_TOKEN"], process)
-        yield Head(address, f"http://127.0.0.1:{metrics}/metrics", environment)
+        yield Head(address, f"http://127.0.0.1:{metrics}/metrics", environment, str(folder))
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -176,6 +179,57 @@ def test_a_sweep_is_a_job(head: Head, tmp_path: Path) -> None:
         assert list(read_run(tmp_path / "fetched" / member).history["round"]) == list(range(5))
 
 
+@pytest.mark.slow
+def test_a_comparison_is_a_job_that_can_be_followed_again(head: Head, tmp_path: Path) -> None:
+    """It ships a plugin and an edge list; `dbo jobs` lists it, shows its output again and fetches its results."""
+    (tmp_path / "c.yaml").write_text(EXPERIMENT + "topology: {name: edges, file: graph.txt}\n")
+    (tmp_path / "graph.txt").write_text("0 1\n1 2\n2 3\n3 0\n")
+    shutil.copy(REPO / "docs/examples/gossip_penalty.py", tmp_path / "own.py")
+    place = ("--address", head.address, "--storage", tmp_path / "store")
+    sent = call(
+        head, BIN / "dbo", "submit", "compare", "c.yaml", "plugins=[own.py]", "algorithm.lam=20",
+        "--algorithms", "c2dfb,gossip_penalty", "--no-wait", *place, cwd=tmp_path,
+    )
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    job = re.findall(r"submitted (raysubmit_\w+)", sent.stdout)[0]
+    done = call(head, BIN / "dbo", "jobs", job, "--address", head.address, "--out", "fetched", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gossip_penalty" in done.stdout
+    group = json.loads((tmp_path / "fetched" / "group.json").read_bytes())
+    assert (group["status"], sorted(group["members"])) == ("finished", ["c2dfb", "gossip_penalty"])
+    run = read_run(tmp_path / "fetched" / "c2dfb")
+    assert len(run.history) == 7
+    listed = call(head, BIN / "dbo", "jobs", "--address", head.address, cwd=tmp_path)
+    assert job in listed.stdout
+    assert "succeeded" in listed.stdout
+    stopped = call(head, BIN / "dbo", "jobs", job, "--stop", "--address", head.address, cwd=tmp_path)
+    assert "has ended before" in stopped.stdout
+
+
+def test_unknown_job_is_one_line(head: Head, tmp_path: Path) -> None:
+    done = call(head, BIN / "dbo", "jobs", "raysubmit_none", "--address", head.address, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "dbo: raysubmit_none: no such job; `dbo jobs` lists them"
+
+
+def test_head_on_loopback_listens_nowhere_else(head: Head) -> None:
+    """docs/cluster.md names what must be set; `dbo doctor` would report a port that others can reach."""
+    mine = [server for server in find_servers() if find_folder(server.port) == head.folder]
+    assert any(server.process == "gcs_server" for server in mine)
+    assert [server for server in mine if server.is_public] == []
+
+
+def find_folder(port: int) -> str:
+    """Return the temporary folder of the Ray process that listens at a port."""
+    listing = subprocess.run(["ss", "-ltnpH", f"sport = :{port}"], capture_output=True, text=True, check=False).stdout
+    for pid in re.findall(r"pid=(\d+)", listing):
+        with contextlib.suppress(OSError):
+            found = re.search(r"/tmp/dbo-head-\d+", Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+            if found:
+                return found[0]
+    return ""
+
+
 def test_the_repository_is_a_legal_working_dir(head: Head, tmp_path: Path) -> None:
     """Plain `ray job submit --working-dir <repository>`: the folder platform/ does not hide the standard module."""
     copy = tmp_path / "repo"
@@ -274,3 +328,22 @@ def test_wrong_sweeps_are_refused(tmp_path: Path, arguments: list[str], message:
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("command", "message"), [
+    (["submit", "compare", "rounds=0"], "rounds: 0 is not allowed"),
+    (["submit", "compare", "--algorithms", "c3dfb"], "--algorithms: unknown value 'c3dfb', did you mean 'c2dfb'?"),
+    (["submit", "compare", "--storage", "s3://bucket/x"], "--storage: s3://bucket/x is not allowed"),
+    (["submit", "--algorithms", "c2dfb"], "--algorithms: 'c2dfb' is not allowed; only `dbo submit compare` has it"),
+    (["jobs"], "no Ray Jobs server answers at http://127.0.0.1:1"),
+    (["jobs", "--stop"], "--stop: needs a job"),
+])
+def test_wrong_comparisons_and_jobs_are_refused(tmp_path: Path, command: list[str], message: str) -> None:
+    storage = ["--storage", "/tmp/x"] if command[0] == "submit" and "--storage" not in command else []
+    done = subprocess.run(
+        [BIN / "dbo", *command, "--address", "http://127.0.0.1:1", *storage], cwd=tmp_path, capture_output=True,
+        text=True, timeout=120,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -10,6 +10,7 @@ import pytest
 
 from dbo.algorithms.api import Algorithm, Message, algorithms, mix
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.block import Block, Progress, ProtocolError
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.engine.state_tree import Flat
@@ -62,7 +63,11 @@ def toy_engine(tiny: Tiny, round_: Any, *ids: list[int], packets: int | None = N
 
 def start(experiment: Experiment, *ids: list[int]) -> LocalEngine:
     setup, parts = prepare(experiment), experiment.parts
-    return LocalEngine(parts.algorithm, parts.config, setup.problem, setup.network, ids or [range(experiment.nodes)])
+    problem, network = setup.problem, setup.network
+    if parts.algorithm.network == "star":
+        problem, network = arrange(parts.algorithm, problem, network)
+        ids = (*ids, [experiment.nodes]) if ids else ()
+    return LocalEngine(parts.algorithm, parts.config, problem, network, ids or [range(network.nodes)])
 
 
 # ---- the protocol ----------------------------------------------------------------------------------------------------

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import sparse
 from tests.faults.messages import advance
 
 from dbo.algorithms.api import algorithms
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine import device as placing
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.block import Block
 from dbo.platform.engine.device import Cpu, Torch, open_device, select_device
 from dbo.platform.engine.shard_wrappers import pool_nodes
@@ -52,6 +55,9 @@ def start(
     problem, network = setup.problem, setup.network
     if parts.algorithm.network == "single":
         problem, network, ids = pool_nodes(problem), single_node(), [[0]]
+    elif parts.algorithm.network == "star":
+        problem, network = arrange(parts.algorithm, problem, network)
+        ids = [*ids, [network.nodes - 1]] if len(ids) > 1 else [[*ids[0], network.nodes - 1]]
     return [Block(parts.algorithm, parts.config, problem, network, nodes, device=device) for nodes in ids]
 
 
@@ -227,3 +233,13 @@ def test_gpu_equals_cpu(name: str, task: str) -> None:
         ends.append(np.concatenate([block.rows("y") for block in blocks]))
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-8, atol=1e-12)
     np.testing.assert_array_equal(ends[1], ends[2])
+
+
+def test_columns_of_a_large_product_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W @ rows in parts of the columns has the bits of the whole product."""
+    rng = np.random.default_rng(0)
+    weights = sparse.random_array((50, 50), density=0.2, format="csr", rng=rng, dtype=np.float32)
+    rows = rng.standard_normal((50, 90)).astype(np.float32)
+    whole = placing._multiply(weights, rows)
+    monkeypatch.setattr(placing, "_CACHED_BYTES", 1)
+    np.testing.assert_array_equal(placing._multiply(weights, rows), whole)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine import evaluation
 from dbo.platform.engine.base import Record
 from dbo.platform.engine.evaluation import evaluate, first_nonfinite_metric
 from dbo.platform.engine.local import LocalEngine
@@ -54,3 +55,54 @@ def test_first_nonfinite_metric_is_named() -> None:
     """Missing metrics and integers are fine; the first NaN or inf is named."""
     assert first_nonfinite_metric({"test_accuracy": None, "packets": 3, "upper_loss": 1.0}) is None
     assert first_nonfinite_metric({"upper_loss": 1.0, "lower_loss": float("inf"), "z": float("nan")}) == "lower_loss"
+
+
+def many(count: int = 12, **changes: object) -> Experiment:
+    return Experiment(**{
+        "nodes": count, "dtype": "float64", "partition": {"name": "iid"}, "engine": {"name": "local"}, **changes,
+    })
+
+
+def evaluate_after(rounds: int, experiment: Experiment) -> tuple[Record, Record, LocalEngine]:
+    parts, setup = experiment.parts, prepare(experiment)
+    engine = LocalEngine(parts.algorithm, parts.config, setup.problem, setup.network, [range(experiment.nodes)])
+    engine.advance(1, rounds)
+    found = evaluate(engine, setup.problem, parts.algorithm, parts.config, experiment.eval_nodes, experiment.seed)
+    return *found, engine
+
+
+def test_sample_of_nodes_is_a_part_of_all_nodes() -> None:
+    """eval_nodes: 5 of 12 nodes, the same ones every time. Metrics of the mean model and of all nodes do not change."""
+    whole, all_nodes, _ = evaluate_after(3, many())
+    record, nodes, _ = evaluate_after(3, many(eval_nodes=5))
+    ids = nodes["nodes"]
+    assert record["nodes_evaluated"] == len(ids) == 5 == len(set(ids))
+    again, other = (evaluate_after(1, many(eval_nodes=5, seed=seed))[1]["nodes"] for seed in (0, 1))
+    assert ids == again != other
+    assert nodes["accuracy"] == [all_nodes["accuracy"][node] for node in ids]
+    assert nodes["apart_x"] == [all_nodes["apart_x"][node] for node in ids]
+    assert nodes["bytes"] == all_nodes["bytes"]
+    assert record["node_accuracy_mean"] == pytest.approx(np.mean(nodes["accuracy"]), abs=1e-6)
+    assert record["node_accuracy_min"] == pytest.approx(min(nodes["accuracy"]), abs=1e-6)
+    assert {k for k in whole if whole[k] != record[k]} <= {"node_accuracy_mean", "node_accuracy_min"}
+    assert "nodes_evaluated" not in whole
+    assert "nodes" not in all_nodes
+
+
+def test_large_networks_record_a_sample_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes are evaluated; accuracies and distances of a bounded number are recorded."""
+    monkeypatch.setattr(evaluation, "MAX_RECORDED", 4)
+    record, nodes, _ = evaluate_after(2, many())
+    assert len(nodes["nodes"]) == len(nodes["accuracy"]) == len(nodes["apart_x"]) == len(nodes["apart_y"]) == 4
+    assert len(nodes["bytes"]) == 12
+    assert "nodes_evaluated" not in record
+
+
+def test_distances_in_parts_are_those_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows are taken at once."""
+    _, whole, engine = evaluate_after(2, many())
+    monkeypatch.setattr(evaluation, "_CHUNK", 1)
+    rows = np.asarray(engine.rows("y"))
+    expected = np.linalg.norm(rows - rows.mean(axis=0), axis=1)
+    np.testing.assert_allclose(evaluation._distances(rows, rows.mean(axis=0, keepdims=True)), expected, rtol=1e-12)
+    np.testing.assert_allclose(whole["apart_y"], expected, rtol=1e-12)

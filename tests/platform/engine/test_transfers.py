@@ -10,6 +10,7 @@ from tests.faults.messages import advance
 
 from dbo.algorithms.api import algorithms
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.block import Block
 from dbo.platform.engine.device import Torch
 from dbo.platform.engine.shard_wrappers import pool_nodes
@@ -52,6 +53,9 @@ def start(name: str, task: str, device: Any, **algorithm: Any) -> list[Block]:
     problem, network, blocks = setup.problem, setup.network, [[0, 1], [2, 3]]
     if parts.algorithm.network == "single":
         problem, network, blocks = pool_nodes(problem), single_node(), [[0]]
+    elif parts.algorithm.network == "star":
+        problem, network = arrange(parts.algorithm, problem, network)
+        blocks = [*blocks, [network.nodes - 1]]
     return [Block(parts.algorithm, parts.config, problem, network, ids, device=device) for ids in blocks]
 
 

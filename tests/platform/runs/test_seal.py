@@ -278,3 +278,9 @@ def test_a_file_that_changes_during_the_run_is_found(tiny: Tiny, tmp_path: Path)
 
     run(tiny(), tmp_path / "r", callback=Editor())
     assert str(check_run(tmp_path / "r")).endswith("damaged: experiment.yaml does not match its checksum")
+
+
+def test_commands_to_copy_are_quoted(tmp_path: Path) -> None:
+    """The name of a foreign folder may hold a command of the shell."""
+    text = seal.describe_damage(tmp_path / "$(touch x)", [seal.Damage("metrics.jsonl", "is missing")])
+    assert text.endswith(f"; dbo check --repair '{tmp_path}/$(touch x)'")

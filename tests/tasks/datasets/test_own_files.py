@@ -288,3 +288,13 @@ def test_a_task_that_needs_dense_features_names_the_parameter(tmp_path: Path) ->
     with pytest.raises(InputError, match=r"^task\.dataset: .*needs dense features.*dense: true$"):
         prepare(Experiment(nodes=3, task=task))
     assert prepare(Experiment(nodes=3, task={**task, "dense": True})).problem.nodes == 3
+
+
+@pytest.mark.parametrize("content", ["hunter2\n", "hunter2 1:1\n", "1 hunter2:1\n", "1 1:hunter2\n"])
+def test_a_token_named_by_mistake_is_not_quoted(tmp_path: Path, content: str) -> None:
+    """`task.file` that names a secret: the error has the file's name, not its content."""
+    file = write_csv(tmp_path, content, "token")
+    for kind in (Csv(file=file, label="kind"), Libsvm(file=file)):
+        with pytest.raises(ValueError, match="token") as error:
+            kind.load(0, None)
+        assert "hunter2" not in str(error.value)

@@ -1,0 +1,88 @@
+"""Talk to a Ray Jobs server: submit, follow, list and stop jobs, and fetch their results."""
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dbo.platform.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+_CONNECT_SECONDS = 20.0
+
+
+def connect(address: str) -> "JobSubmissionClient":
+    """Connect to a Jobs server; a server that does not answer, or refuses the token, is an input error."""
+    from dbo.platform.engine.deadlines import call_within
+    from dbo.platform.engine.ray_session import prepare_client
+
+    prepare_client()
+    os.environ["RAY_API_SERVER_ADDRESS"] = address      # which Ray prefers to its argument
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return call_within(_CONNECT_SECONDS, lambda: JobSubmissionClient(address))
+    except TimeoutError:
+        reason = f"no answer within {_CONNECT_SECONDS:g} s"
+    except Exception as error:
+        if "uthentication" in str(error) or type(error).__name__ == "AuthenticationError":
+            raise InputError(
+                f"--address: {address} refuses the token; RAY_AUTH_TOKEN must be that of the cluster, "
+                f"with RAY_AUTH_MODE=token") from None
+        reason = str(error).strip().partition("\n")[0]
+    raise InputError(f"--address: no Ray Jobs server answers at {address}: {reason}") from None
+
+
+def send_job(
+    client: "JobSubmissionClient", command: str, environment: dict[str, Any], metadata: dict[str, str]
+) -> str:
+    """Submit a job and return its id. Retry for a minute: a head that has just started has no agent yet."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return client.submit_job(entrypoint=command, runtime_env=environment, metadata=metadata)
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise RunError(f"the cluster refused the job: {str(error).strip().partition(chr(10))[0]}") from None
+            time.sleep(2)
+
+
+def follow_job(client: "JobSubmissionClient", job_id: str, log: Callable[[str], None]) -> int:
+    """Report the job's output until the job has ended; return its exit code."""
+
+    async def tail() -> None:
+        async for text in client.tail_job_logs(job_id):
+            log(text.rstrip("\n"))
+
+    try:
+        asyncio.run(tail())
+    except KeyboardInterrupt:
+        log(f"{job_id} continues on the cluster; `dbo jobs {job_id}` shows its output again, with --stop it ends")
+        raise
+    info = client.get_job_info(job_id)
+    while not info.status.is_terminal():      # the stream of output may end before the job does
+        time.sleep(1)
+        info = client.get_job_info(job_id)
+    if info.status == "SUCCEEDED":
+        return 0
+    if info.driver_exit_code is not None:
+        return int(info.driver_exit_code)
+    raise RunError(f"{job_id} {str(info.status).lower()}: {info.message}")
+
+
+def fetch_results(place: str, to: Path) -> str:
+    """Copy the results to this machine; return a line about it."""
+    from dbo.platform.runs.remote import RemoteFolder, is_url
+
+    if is_url(place):
+        found = RemoteFolder(place).fetch(to)
+    else:
+        found = Path(place).is_dir()
+        if found:
+            shutil.copytree(place, to, dirs_exist_ok=True)
+    return f"fetched to {to}" if found else f"nothing to fetch: {place} is not visible from this machine"

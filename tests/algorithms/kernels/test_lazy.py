@@ -1,0 +1,297 @@
+"""Lazy sums of wide rows: one pass in float64, operands stay as they are, everything else sees arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dbo.algorithms.compression.compressors import COMPRESSORS, TopK, compressor
+from dbo.algorithms.gossip import Message, Packed, PackedRow, dense, mix
+from dbo.algorithms.kernels import fused
+from dbo.algorithms.kernels.lazy import Rows, RowSum, unwrap, unwrap_rows, wrap, wrap_sum
+from dbo.algorithms.rng import Key
+
+torch = pytest.importorskip("torch")
+
+DIM = 5000      # more than two tiles, and not a multiple of 64
+KEY = Key(5, np.arange(3), 0)
+EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "step": lambda a, b, c, d, e: a + 0.3 * (b - c) - 0.7 * d,
+    "track": lambda a, b, c, d, e: a + (0.3 * (b - c) + (d - e)),
+    "average": lambda a, b, c, d, e: (1 - 0.3) * a + 0.3 * b,
+    "series": lambda a, b, c, d, e: a - b / 3.0 + c,
+    "negated": lambda a, b, c, d, e: -(a - b) * np.float64(0.5),
+    "storm": lambda a, b, c, d, e: (1 - 0.2) * (a + b - c) + 0.2 * b,
+    "zero": lambda a, b, c, d, e: 0 * a,
+    "twice": lambda a, b, c, d, e: a + a + (a - 2 * a),
+    "integers": lambda a, b, c, d, e: 2 * a - 3 * b,
+}
+
+
+@pytest.fixture(autouse=True)
+def every_row_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "MIN_ENTRIES", 2)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of sums of each pass over memory."""
+    found: list[int] = []
+    original = fused.evaluate
+
+    def evaluate(sums: Any) -> None:
+        found.append(len(sums))
+        original(sums)
+
+    monkeypatch.setattr(fused, "evaluate", evaluate)
+    return found
+
+
+def make_rows(count: int, dtype: Any = np.float32, nodes: int = 3) -> list[Any]:
+    return [np.random.default_rng(seed).standard_normal((nodes, DIM)).astype(dtype) for seed in range(count)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_expression_is_evaluated_in_float64_and_rounded_once(name: str, dtype: Any) -> None:
+    """Arrays and tensors; the operands stay as they are."""
+    arrays = make_rows(5, dtype)
+    expected = EXPRESSIONS[name](*(array.astype(np.float64) for array in arrays))
+    before = [array.tobytes() for array in arrays]
+    for convert in (np.asarray, torch.from_numpy):
+        rows = EXPRESSIONS[name](*(wrap(convert(array)) for array in arrays))
+        assert isinstance(rows, Rows)
+        found = unwrap(rows)
+        assert str(found.dtype).endswith(np.dtype(dtype).name)
+        close = {"rtol": 6.1e-8, "atol": 1e-12} if dtype is np.float32 else {"rtol": 1e-14, "atol": 1e-15}
+        np.testing.assert_allclose(np.asarray(found), expected, **close)
+        assert not any(np.shares_memory(np.asarray(found), array) for array in arrays)
+    assert [array.tobytes() for array in arrays] == before
+
+
+def test_small_differences_of_large_numbers_lose_no_digits() -> None:
+    """Control: in float32 the same sum loses them all."""
+    big, one = np.full((1, DIM), 1e8, np.float32), np.full((1, DIM), 1, np.float32)
+    found = unwrap(wrap(big) + wrap(one) - wrap(big))
+    assert (found == 1).all()
+    assert (big + one - big == 0).all()
+
+
+def test_an_update_is_one_pass(passes: list[int]) -> None:
+    """Temporaries are not stored; nothing happens before somebody needs the entries, and then only once."""
+    a, b, c, d = map(wrap, make_rows(4))
+    rows = a + 0.3 * (b - c) - 0.7 * d
+    assert passes == []
+    for _ in range(2):
+        unwrap(rows)
+    assert passes == [1]
+
+
+def test_a_sum_that_is_still_needed_is_stored_in_the_same_pass(passes: list[int]) -> None:
+    """A variable refers to it; one that only the expression used is not stored."""
+    a, b, c = map(wrap, make_rows(3))
+    kept, forgotten = a + b, b - c
+    rows = kept + 2.0 * forgotten
+    del forgotten
+    found = unwrap(rows)
+    assert passes == [2]
+    stored = unwrap(kept)
+    assert passes == [2]
+    arrays = [row.astype(np.float64) for row in make_rows(3)]
+    np.testing.assert_allclose(stored, arrays[0] + arrays[1], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found, arrays[0] + arrays[1] + 2 * (arrays[1] - arrays[2]), rtol=1e-6, atol=1e-6)
+
+
+def test_memory_that_nothing_refers_to_is_recycled() -> None:
+    """The sum replaces it; a variable, a view or another pending sum that needs it prevents that."""
+
+    def place(rows: Any) -> int:
+        return int(np.asarray(rows).ctypes.data)
+
+    a, b = make_rows(2)
+    expected = a + b
+
+    def replace(hold: Callable[[Any], Any]) -> bool:
+        """Add b to rows; return whether the sum has their memory."""
+        rows = wrap(a.copy())
+        before, held = place(rows), hold(rows)
+        rows = rows + wrap(b)
+        found = unwrap(rows)
+        np.testing.assert_array_equal(found, expected)
+        if held is not None:
+            np.testing.assert_array_equal(unwrap(held)[0], a[0])
+        return place(found) == before
+
+    assert replace(lambda rows: None)
+    assert not replace(lambda rows: rows)
+    assert not replace(unwrap)
+    assert not replace(lambda rows: unwrap(rows)[:1])
+    assert not replace(lambda rows: 1.0 * rows)
+    assert not replace(lambda rows: torch.from_numpy(unwrap(rows)))
+
+
+def test_recycled_memory_is_not_that_of_another_sum() -> None:
+    """Two sums share a temporary whose rows nobody else refers to."""
+    a, b, c = make_rows(3)
+    shared = wrap(a.copy()) + wrap(b.copy())
+    first, second = shared - wrap(c), shared + wrap(c)
+    del shared
+    found = unwrap_rows([first, second])
+    exact = [row.astype(np.float64) for row in (a, b, c)]
+    np.testing.assert_allclose(found[0], exact[0] + exact[1] - exact[2], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found[1], exact[0] + exact[1] + exact[2], rtol=1e-6, atol=1e-6)
+
+
+def test_several_sums_are_evaluated_together(passes: list[int]) -> None:
+    """One pass for each shape."""
+    a, b = map(wrap, make_rows(2))
+    first, second = a + b, a - b
+    other = wrap(make_rows(1)[0][:, :100].copy())
+    unwrap_rows([first, second, 2 * other, np.ones(3)])
+    assert passes == [2, 1]
+
+
+def test_sums_that_need_each_other_are_evaluated_in_order() -> None:
+    """Whatever the order in which somebody asks for them."""
+    a, b = make_rows(2, np.float64)
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        message = TopK()(wrap(a), KEY, "y").values
+        rest = wrap(a) - message
+        values: list[Any] = [message, rest, rest + wrap(b)]
+        found = dict(zip(order, unwrap_rows([values[i] for i in order]), strict=True))
+        kept = np.asarray(TopK()(a, KEY, "y").values)
+        np.testing.assert_array_equal(found[0], kept)
+        np.testing.assert_array_equal(found[1], a - kept)
+        np.testing.assert_allclose(found[2], a - kept + b, rtol=1e-14, atol=1e-15)
+
+
+def test_long_sums_are_evaluated_on_the_way(passes: list[int]) -> None:
+    """Otherwise their terms would keep the memory of hundreds of arrays."""
+    a = wrap(make_rows(1)[0])
+    total = a
+    for _ in range(200):
+        total = total + a
+    assert 1 <= len(passes) <= 5
+    np.testing.assert_allclose(unwrap(total), 201 * unwrap(a), rtol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_over_neighbours(dtype: Any, threads: int) -> None:
+    """Dense and packed rows, one to seven neighbours: W @ rows, alone and inside of an expression."""
+    weights = np.tril(np.random.default_rng(1).random((7, 7)))
+    rows, known = make_rows(2, dtype, nodes=7)
+    rows[:, ::3] = 0
+    packed = [PackedRow.of(row) for row in rows]
+    expected = weights @ rows.astype(np.float64)
+    close = {"rtol": 1e-6 if dtype is np.float32 else 1e-13, "atol": 1e-6 if dtype is np.float32 else 1e-14}
+    fused.set_threads(threads)
+    try:
+        for some in (list(rows), packed):
+            terms = tuple(tuple(zip(line[: i + 1], some, strict=False)) for i, line in enumerate(weights))
+            mixed = wrap_sum(RowSum(terms, DIM, rows.dtype))
+            np.testing.assert_allclose(unwrap(wrap(known) - 0.5 * mixed), known - 0.5 * expected, **close)
+            np.testing.assert_allclose(unwrap(mixed), expected, **close)
+    finally:
+        fused.set_threads(1)
+
+
+def test_a_factor_per_row() -> None:
+    """(nodes, 1) numbers, as norms or multipliers have them."""
+    a, b = make_rows(2, np.float64)
+    factor = np.array([[1.0], [-2.0], [0.5]])
+    rows = wrap(a) + factor * wrap(b)
+    assert isinstance(rows, Rows)
+    np.testing.assert_allclose(unwrap(rows), a + factor * b, rtol=1e-14)
+    tensors = wrap(torch.from_numpy(a)) + torch.from_numpy(factor) * wrap(torch.from_numpy(b))
+    np.testing.assert_allclose(unwrap(tensors).numpy(), a + factor * b, rtol=1e-14)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_other_functions_see_the_array(convert: Any) -> None:
+    """NumPy's and torch's functions, methods, indices and comparisons; wide results have lazy arithmetic again."""
+    import array_api_compat
+
+    a, b = make_rows(2, np.float64)
+    rows = wrap(convert(a)) - wrap(convert(b))
+    xp = array_api_compat.array_namespace(rows)
+    root = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
+    scaled = xp.where(root > 1, rows / 2, rows)
+    assert isinstance(scaled, Rows)
+    np.testing.assert_allclose(np.asarray(unwrap(scaled)), (a - b) / 2, rtol=1e-14)
+    np.testing.assert_allclose(np.asarray(rows.mean(0)), (a - b).mean(0), rtol=1e-12, atol=1e-15)
+    np.testing.assert_array_equal(np.asarray(rows[1, 5:9]), (a - b)[1, 5:9])
+    np.testing.assert_array_equal(np.asarray(unwrap(rows > 0)), a - b > 0)
+    np.testing.assert_allclose(np.asarray(unwrap(abs(rows) ** 2)), (a - b) ** 2, rtol=1e-14)
+    assert (len(rows), rows.shape, rows.ndim) == (3, (3, DIM), 2)
+
+
+def test_an_array_on_the_left_joins_the_sum(passes: list[int]) -> None:
+    a, b = make_rows(2)
+    rows = a - 0.5 * wrap(b)
+    assert isinstance(rows, Rows)
+    np.testing.assert_allclose(unwrap(rows), a - 0.5 * b, rtol=1e-6, atol=1e-6)
+    assert passes == [1]
+
+
+def test_rows_are_not_changed_in_place() -> None:
+    """`y -= g` gives new rows, as for numbers; an assignment to entries is refused."""
+    a, b = make_rows(2)
+    before = a.tobytes()
+    rows = old = wrap(a)
+    rows -= 0.5 * wrap(b)
+    assert unwrap(old) is a
+    assert a.tobytes() == before
+    np.testing.assert_allclose(unwrap(rows), a - 0.5 * b, rtol=1e-6, atol=1e-6)
+    with pytest.raises(TypeError, match="cannot be changed in place"):
+        rows[0] = 1
+
+
+@pytest.mark.parametrize("value", [np.ones((3, 1)), np.ones(3), np.ones((3, 4), np.int64), np.ones((3, 4, 2)), None, 1])
+def test_other_values_stay_as_they_are(value: Any) -> None:
+    assert wrap(value) is value
+    assert unwrap(value) is value
+
+
+def test_narrow_rows_are_plain_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their arithmetic is NumPy's, to the last bit."""
+    monkeypatch.setattr(fused, "MIN_ENTRIES", DIM + 1)
+    (rows,) = make_rows(1)
+    assert wrap(rows) is rows
+    assert isinstance(TopK()(rows, KEY, "y"), Message)
+
+
+def test_messages_are_evaluated_when_they_are_sent() -> None:
+    """A dense channel holds an array; a packed one joins a sum without being unpacked."""
+    a, b = make_rows(2)
+    outgoing: Any = mix(x=wrap(a) - wrap(b))
+    assert isinstance(outgoing.channels["x"].values, np.ndarray)
+    message = TopK()(wrap(a) - wrap(b), KEY, "y")
+    assert isinstance(message, Packed)
+    expected = np.asarray(TopK()(a - b, KEY, "y").values)
+    np.testing.assert_array_equal(np.asarray(message.values), expected)
+    np.testing.assert_allclose(np.asarray(wrap(b) + message.values), b + expected, rtol=1e-6)
+
+
+def test_a_compressor_of_a_plugin_sees_arrays() -> None:
+    """It may use any library."""
+    seen = []
+
+    @compressor("seen_by_a_test")
+    class Seen:
+        """Remembers what it was given."""
+
+        def __call__(self, rows: Any, key: Any, channel: str) -> Message:
+            seen.append(type(rows))
+            return dense(rows)
+
+        def contraction(self, dim: int) -> float:
+            return 1.0
+
+    try:
+        a, b = map(wrap, make_rows(2))
+        Seen()(a - b, KEY, "y")
+    finally:
+        COMPRESSORS.forget(__name__)
+    assert seen == [np.ndarray]

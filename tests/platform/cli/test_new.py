@@ -1,0 +1,70 @@
+"""`dbo new`, `dbo init` and `dbo run --dry-run`: files that work, and an estimate that writes nothing."""
+
+import ast
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dbo.platform.config.experiment import Experiment
+
+Command = Callable[..., Any]
+
+
+@pytest.mark.parametrize("kind", ["algorithm", "task"])
+def test_a_new_plugin_passes_verify(dbo: Command, tmp_path: Path, kind: str) -> None:
+    """As it is written; its test is valid Python that checks the same."""
+    name = f"my_{kind}"
+    done = dbo("new", kind, name, "--out", "own")
+    assert (done.code, done.err) == (0, "")
+    verified = dbo("verify", "--plugin", f"own/{name}.py", f"--{kind}", name)
+    assert verified.code == 0, verified.out + verified.err
+    test = (tmp_path / "own" / f"test_{name}.py").read_text()
+    functions = [node.name for node in ast.walk(ast.parse(test)) if isinstance(node, ast.FunctionDef)]
+    assert "test_it_passes_verify" in functions
+    assert "NAME" not in test + (tmp_path / "own" / f"{name}.py").read_text()
+
+
+def test_nothing_is_overwritten(dbo: Command, assert_refused: Command, tmp_path: Path) -> None:
+    """An existing file, a name that is in use and an unknown kind are refused; nothing is written."""
+    (tmp_path / "test_mine.py").write_text("mine\n")
+    assert_refused(dbo("new", "algorithm", "mine"), "test_mine.py", "exists already")
+    assert_refused(dbo("new", "task", "quadratic"), "quadratic", "built-in")
+    assert_refused(dbo("new", "data", "mine"), "data", "algorithm, task")
+    (tmp_path / "e.yaml").write_text("rounds: 1\n")
+    assert_refused(dbo("init", "e.yaml"), "e.yaml", "exists already")
+    assert_refused(dbo("init", "e.txt"), "e.txt", ".yaml")
+    assert sorted(os.listdir(tmp_path)) == ["e.yaml", "test_mine.py"]
+
+
+@pytest.mark.parametrize("settings", [
+    (), ("algorithm.compressor=qsgd", "batch_size=32", "algorithm.lam=5"),
+    ("task=quadratic", "engine=local", "algorithm=mdbo", "tracking.uri=off", "name='a: b'"),
+])
+def test_the_file_of_init_is_the_experiment(dbo: Command, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """Given values are set, every other key is a comment with its meaning."""
+    assert dbo("init", "e.yaml", *settings).code == 0
+    expected = Experiment.read(None, settings)
+    assert Experiment.read(tmp_path / "e.yaml").run_key == expected.run_key
+    text = (tmp_path / "e.yaml").read_text()
+    for key in Experiment.model_fields:
+        assert re.search(rf"^(# )?{key}:", text, re.MULTILINE), key
+    uncommented = re.sub(r"^( *)# (?=[a-z_]+:( |$))", r"\1", text, flags=re.MULTILINE)
+    (tmp_path / "all.yaml").write_text(uncommented)
+    assert Experiment.read(tmp_path / "all.yaml").to_dict() == expected.to_dict()
+
+
+def test_a_dry_run_shows_what_a_run_would_do(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """Values and their source, sizes, bytes per round, time; nothing is written."""
+    done = dbo("run", *tiny_overrides, "rounds=4", "--dry-run", "--out", "r")
+    assert (done.code, done.err) == (0, "")
+    lines = {words[0]: words[1:] for line in done.out.splitlines() if (words := line.split())}
+    assert lines["rounds"] == ["4", "you"]
+    assert lines["nodes"][1] == "you"
+    assert lines["seed"] == ["0", "default"]
+    assert {"sizes", "network", "traffic", "time", "folder"} <= lines.keys()
+    assert os.listdir(tmp_path) == []
+    assert dbo("run", *tiny_overrides, "--dry-run", "rounds=0").code == 2

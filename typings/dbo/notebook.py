@@ -1,0 +1,1 @@
+../../dbo/notebook.py
