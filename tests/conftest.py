@@ -24,9 +24,10 @@ from dbo import components
 from dbo.platform.cli import main
 from dbo.platform.config import plugins
 
-Resource = Literal["browser", "data", "namespaces"]
+Resource = Literal["browser", "data", "namespaces", "postgresql"]
 RESOURCES: dict[str, str] = {
     "browser": "a browser", "data": "the shared data", "namespaces": "network namespaces (root and iproute2)",
+    "postgresql": "PostgreSQL, as root",
 }
 
 

@@ -51,7 +51,8 @@ RULES = {
     "platform/engine": Rule(dbo=ENGINE, never=frozenset({"mlflow"})),
     "platform/runs": Rule(dbo=RUNS, never=frozenset({"mlflow"})),
     "platform/verify": Rule(dbo=(*RUNS, "dbo.platform.verify")),
-    "platform/tracking": Rule(dbo=(*RECORDED, "dbo.platform.tracking"), never=frozenset({"ray"})),
+    "platform/tracking": Rule(
+        dbo=(*RECORDED, "dbo.platform.tracking", "dbo.dashboards.palette"), never=frozenset({"ray"})),
     "platform/cli": Rule(dbo=("dbo",)),
     "platform/experiment.py": Rule(dbo=("dbo.platform.config.experiment",), libraries=frozenset()),
     "platform/run.py": Rule(dbo=("dbo.platform.runs.runner",), libraries=frozenset()),

@@ -93,6 +93,9 @@ class Engine(Protocol):
     def counters(self) -> Mapping[str, int]:
         """Return the oracle calls per node since the start, the maximum over nodes."""
 
+    def count_hosts(self) -> int:
+        """Return the number of machines that host blocks."""
+
     def compute_seconds(self) -> list[float]:
         """Return the computing time of each block since the start or the last `restore`."""
 

@@ -86,6 +86,9 @@ class LocalEngine:
     def counters(self) -> Mapping[str, int]:
         return max_counts(block.shard.counters() for block in self.local_blocks)
 
+    def count_hosts(self) -> int:
+        return 1
+
     def compute_seconds(self) -> list[float]:
         return [block.seconds for block in self.local_blocks]
 

@@ -260,6 +260,9 @@ class RayEngine:
     def counters(self) -> Mapping[str, int]:
         return max_counts(view.counters for view in self._fetch_views())
 
+    def count_hosts(self) -> int:
+        return len({place.machine for place in self._heartbeats.places.values()})
+
     def compute_seconds(self) -> list[float]:
         return [view.seconds for view in self._fetch_views()]
 

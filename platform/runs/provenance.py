@@ -15,25 +15,21 @@ _LIBRARIES = ("numpy", "scipy", "numba", "torch")
 
 
 def collect_provenance() -> dict[str, str]:
-    """Return commit, user and submission, as far as they are known."""
-    known = {"commit": _find_commit(), "user": _find_user(), "submission": _find_submission()}
+    """Return commits, user and submission, as far as they are known."""
+    own, here = _find_commit(Path(__file__).parent), _find_commit(Path.cwd())
+    known = {"commit": here or own, "dbo_commit": own, "user": _find_user(), "submission": _find_submission()}
     return {key: value for key, value in known.items() if value}
 
 
 @cache
-def _find_commit() -> str:
-    """Return the commit of the checkout that the command was started in, else of the one that has this code."""
-    for place in (Path.cwd(), Path(__file__).parent):
-        try:
-            done = subprocess.run(
-                ["git", "rev-parse", "--verify", "HEAD"],
-                cwd=place, capture_output=True, text=True, timeout=5, check=False,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return ""
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return ""
+def _find_commit(place: Path) -> str:
+    """Return the commit of the checkout that holds a folder; "" if it is in none."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--verify", "HEAD"], cwd=place, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _find_user() -> str:

@@ -224,7 +224,8 @@ class _Execution:
                     f"resumed after round {done}" if done else "no checkpoint found: starting from round 0")
             self.folder.log_event(
                 "started", after_round=done, rounds=self.experiment.rounds, run_key=self.experiment.run_key,
-                version=find_version(), **collect_provenance(), environment=collect_environment(),
+                version=find_version(), hosts=loop.engine.count_hosts(), **collect_provenance(),
+                environment=collect_environment(),
             )
             has_started = True
             self.callback.on_start(self.experiment, done)

@@ -212,8 +212,10 @@ class Event:
     status: str = ""                        # ended
     error: str = ""
     version: str = ""                       # started: provenance
-    commit: str = ""
+    commit: str = ""                        # of the user's repository
+    dbo_commit: str = ""                    # of the checkout that holds this code
     user: str = ""
+    hosts: int | None = None                # machines that host blocks
     submission: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     differences: str = ""                   # environment_changed
@@ -232,7 +234,8 @@ def parse_event(line: str | bytes) -> Event:
         blocks=tuple(block for block in _sequence(data.get("blocks")) if type(block) is int),
         reason=_text(data.get("reason")), resumed_after=_whole(data.get("resumed_after")),
         seconds=_number(data.get("seconds")), status=_text(data.get("status")), error=_text(data.get("error")),
-        version=_text(data.get("version")), commit=_text(data.get("commit")), user=_text(data.get("user")),
+        version=_text(data.get("version")), commit=_text(data.get("commit")),
+        dbo_commit=_text(data.get("dbo_commit")), hosts=_whole(data.get("hosts")), user=_text(data.get("user")),
         submission=_text(data.get("submission")),
         environment={str(key): _text(value) for key, value in _mapping(data.get("environment")).items()},
         differences=_text(data.get("differences")), previous_run_key=_text(data.get("previous_run_key")),

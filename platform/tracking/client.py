@@ -145,6 +145,12 @@ class Store:
 
         self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
 
+    def set_metrics(self, run_id: str, values: Mapping[str, float], timestamp: int) -> None:
+        """Log one value per metric."""
+        from mlflow.entities import Metric
+
+        self._client.log_batch(run_id, metrics=[Metric(key, value, timestamp, 0) for key, value in values.items()])
+
     # ---- points ----------------------------------------------------------------------------------------------------
 
     def read_clocks(self, run_id: str) -> dict[int, float]:

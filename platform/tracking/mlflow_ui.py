@@ -105,7 +105,7 @@ def build_view(query: str) -> dict[str, Any]:
                 "uuid": f"dbo-{number}", "type": "LINE", "runsCountToCompare": 20, "deleted": False,
                 "isGenerated": False, "metricSectionId": cost if against else rounds,
                 "metricKey": metric, "lineSmoothness": 0, "scaleType": "linear",
-                "xAxisScaleType": "linear", "xAxisKey": "metric" if against else "step",
+                "xAxisScaleType": "log" if against else "linear", "xAxisKey": "metric" if against else "step",
                 "selectedXAxisMetricKey": against or "", "useGlobalXaxisKey": False, "useGlobalLineSmoothing": True,
                 "yAxisKey": "metric", "yAxisExpressions": [], "ignoreOutliers": False, "range": {},
             }

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from dbo.dashboards.palette import get_style
 from dbo.platform.errors import InputError
 from dbo.platform.runs.atomic_io import open_regular
 from dbo.platform.runs.run_folder import (
@@ -23,11 +25,13 @@ from dbo.platform.runs.run_folder import (
     read_metrics,
     read_summary,
 )
-from dbo.platform.runs.schema import BLOCK_SECONDS, COLUMNS, Event, Group, Record, parse_record, section
+from dbo.platform.runs.schema import BLOCK_SECONDS, COLUMNS, Event, Group, Record, Target, parse_record, section
 
+_MAX_COSTS = 12             # algorithms whose costs a parent shows
 MAX_KEYS = 25               # metrics per run: MLflow's page draws a chart for each
 MAX_PARAM, MAX_TAG = 6000, 8000
 _MAX_STEP, _MAX_TIME = 2**62, 1e11      # of MLflow's columns; seconds
+_DEFAULT_NAME = "dbo"       # of an experiment without a name
 _NOT_PARAMS = {"tracking", "data_dir", "presets"}      # may differ between two starts of the same run
 
 
@@ -123,8 +127,11 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def read_run_facts(folder: Path, axes: Iterable[str] = ()) -> Facts | None:
-    """Read the facts of a run; None if the folder has none yet. `axes`: what the runs of its group differ in."""
+def read_run_facts(folder: Path, axes: Iterable[str] = (), root: Path | None = None) -> Facts | None:
+    """Read the facts of a run; None if the folder has none yet.
+
+    `axes` is what the runs of its group differ in, `root` the folder of the group.
+    """
     files = RunFolder(folder)
     started = [event for event in read_events(files.events) if event.kind == "started"]
     summary = read_summary(folder)
@@ -142,7 +149,10 @@ def read_run_facts(folder: Path, axes: Iterable[str] = ()) -> Facts | None:
         "mlflow.source.name": f"dbo run {data.get('name', '')}".strip(),
         "mlflow.source.type": "JOB" if first.submission else "LOCAL",
         "mlflow.source.git.commit": first.commit,
+        "dbo.commit": first.dbo_commit,
+        "dbo.hosts": str(first.hosts or ""),
         "mlflow.user": first.user,
+        "mlflow.runColor": get_style(str(section(data, "algorithm").get("name", ""))).light,
         "ray.submission_id": first.submission,
         "mlflow.note.content":
             f"Repeat it: `{command}`\n\n"
@@ -150,11 +160,17 @@ def read_run_facts(folder: Path, axes: Iterable[str] = ()) -> Facts | None:
     }
     params = flatten({name: value for name, value in data.items() if name not in _NOT_PARAMS})
     when = first.timestamp or _parse_time(summary.started if summary else None)
-    return Facts("dbo.run_key", key, format_run_name(data, axes), int(1000 * when), params, _drop_empty(tags))
+    name = format_run_name(data, axes, (root or place).resolve().name)
+    return Facts("dbo.run_key", key, name, int(1000 * when), params, _drop_empty(tags))
 
 
-def format_run_name(data: Mapping[str, Any], axes: Iterable[str] = ()) -> str:
-    """Return algorithm · topology · h · seed, and what else the runs of a group differ in."""
+def format_run_name(data: Mapping[str, Any], axes: Iterable[str] = (), folder: str = "") -> str:
+    """Return algorithm · topology · h · seed, what else the runs of a group differ in, and name and folder.
+
+    Two runs of a store differ in one of them, or are the same experiment.
+    """
+    given = str(data.get("name", ""))
+    places = [part for part in dict.fromkeys((given if given != _DEFAULT_NAME else "", folder)) if part]
     settings = flatten(data)
     shown = {"algorithm.name", "topology.name", "seed"} | {key for key in settings if key.startswith("partition.")}
     further = [axis for axis in axes if axis in settings and axis not in shown]
@@ -165,7 +181,7 @@ def format_run_name(data: Mapping[str, Any], axes: Iterable[str] = ()) -> str:
     return " · ".join(part for part in (
         str(section(data, "algorithm").get("name", "")), str(section(data, "topology").get("name", "")),
         parameters or str(kind), f"seed {data.get('seed', 0)}",
-        *(f"{axis.rpartition('.')[2]} {settings[axis]}" for axis in further),
+        *(f"{axis.rpartition('.')[2]} {settings[axis]}" for axis in further), *places,
     ) if part)
 
 
@@ -187,6 +203,37 @@ def build_group_facts(folder: Path, group: Group) -> Facts:
     name = f"{group.kind or 'group'}: {group.name or place.name}"
     return Facts(
         "dbo.group_key", group.key, name, int(1000 * _parse_time(group.started)), params, _drop_empty(tags))
+
+
+def read_group_metrics(folder: Path, group: Group) -> dict[str, float]:
+    """Return what a parent shows of its members: the best value of the target's metric, and what it cost.
+
+    Costs are means over the runs of an algorithm, and are there only if all of them reached the target. Runs that
+    diverged or failed count as runs that did not reach it.
+    """
+    if not group.target:
+        return {}
+    target = Target.parse(group.target)
+    costs: dict[str, list[Record | None]] = {}
+    best: dict[str, float] = {}
+    choose = max if target.is_maximized else min
+    for member in group.members:
+        if not RunFolder(folder / member).has_run():
+            continue
+        records = read_metrics(RunFolder(folder / member).metrics)
+        name = str(section(read_experiment(folder / member), "algorithm").get("name", ""))
+        costs.setdefault(name, []).append(target.find_cost(records))
+        values = [value for record in records if isinstance(value := record.get(target.metric), int | float)]
+        if values:
+            best[name] = choose([*values, *([best[name]] if name in best else [])])
+    found = {f"best_{target.metric}": float(choose(best.values()))} if best else {}
+    for name, reached in costs.items() if len(costs) <= _MAX_COSTS else ():
+        found |= {f"best_{target.metric}.{name}": float(best[name])} if name in best and len(costs) > 1 else {}
+        if all(reached):
+            for key, column in (("rounds", "round"), ("mb", "comm_mb")):
+                mean = fmean(float(record[column]) for record in reached if record)
+                found[f"{key}_to_target.{name}" if len(costs) > 1 else f"{key}_to_target"] = mean
+    return found
 
 
 def read_run_ending(folder: Path) -> Ending | None:

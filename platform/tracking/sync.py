@@ -17,6 +17,7 @@ from dbo.platform.runs.run_folder import (
     is_locked,
     read_experiment,
     read_group,
+    read_metrics,
 )
 from dbo.platform.runs.schema import section
 from dbo.platform.runs.seal import require_intact
@@ -108,7 +109,9 @@ class Writer:
         parent = self._parent.find_or_create()
         axes = tuple(group.axes)
         for member in group.members:
-            self._run(self.root / member, axes).write(is_last, parent)
+            run = self._run(self.root / member, axes)
+            run.root = self.root
+            run.write(is_last, parent)
         self._parent.write(is_last, None)
 
     def _run(self, folder: Path, axes: tuple[str, ...] = ()) -> "_TrackedRun":
@@ -153,6 +156,7 @@ class _TrackedRun:
         self.folder, self._store, self._on_progress, self._is_group = folder, store, on_progress, is_group
         self.points = reader.Points(RunFolder(folder).metrics)
         self.axes: tuple[str, ...] = ()
+        self.root: Path | None = None                        # of the group
         self.run_id = ""
         self.sent_count = 0
         self._sent: dict[int, float] = {}                    # round → clock, of the points in MLflow
@@ -198,7 +202,7 @@ class _TrackedRun:
     def _read_facts(self) -> Facts | None:
         if self._is_group:
             return reader.build_group_facts(self.folder, read_group(self.folder))
-        return reader.read_run_facts(self.folder, self.axes)
+        return reader.read_run_facts(self.folder, self.axes, self.root)
 
     def _send_points(self) -> None:
         """Send each new point once, even with several writers: under the lock, ask the store what it has."""
@@ -245,6 +249,8 @@ class _TrackedRun:
                 self._on_progress()
         if ending.data and self._tags.get("dbo.data_digest") != ending.tags.get("dbo.data_digest"):
             self._store.log_data(self.run_id, ending.data)
+        if self._is_group:
+            self._send_group_metrics(ending)
         tags = {**ending.tags, _FILES: json.dumps({name: digest for name, (_, digest) in files.items()})}
         changed = {key: value for key, value in tags.items() if value and self._tags.get(key) != value}
         if changed:
@@ -254,6 +260,16 @@ class _TrackedRun:
             self._store.end(self.run_id, ending)
             self.status = ending.status
             self._on_progress()
+
+
+    def _send_group_metrics(self, ending: Ending) -> None:
+        """Send the comparison to the parent. Each value has the time of the last evaluation: sent twice, it is one."""
+        group = read_group(self.folder)
+        metrics = reader.read_group_metrics(self.folder, group)
+        ended = [record["timestamp"] for member in group.members
+                 for record in read_metrics(RunFolder(self.folder / member).metrics)[-1:]]
+        if metrics and ended:
+            self._store.set_metrics(self.run_id, metrics, int(1000 * max(ended)))
 
 
 @contextmanager

@@ -46,6 +46,9 @@ def test_run_names_and_parameters() -> None:
     """A run's name holds what runs differ in; nested parameters have dotted names and limited length."""
     data = {"algorithm": {"name": "mdbo"}, "topology": {"name": "torus"}, "partition": {"name": "iid"}, "seed": 3}
     assert format_run_name(data) == "mdbo · torus · iid · seed 3"
+    assert format_run_name(data | {"name": "dbo"}, (), "r1") == "mdbo · torus · iid · seed 3 · r1"
+    assert format_run_name(data | {"name": "wide"}, (), "r1") == "mdbo · torus · iid · seed 3 · wide · r1"
+    assert format_run_name(data | {"name": "r1"}, (), "r1") == "mdbo · torus · iid · seed 3 · r1"
     cell = data | {"algorithm": {"name": "c2dfb", "inner_steps": 5, "compressor": {"ratio": 0.2}}}
     axes = ("seed", "algorithm.inner_steps", "algorithm.compressor.ratio")
     assert format_run_name(cell, axes) == "c2dfb · torus · iid · seed 3 · inner_steps 5 · ratio 0.2"

@@ -35,12 +35,13 @@ def test_a_run_is_sent_once_and_completely(
     seen = StoreView(store)
     (found,) = seen.runs()
     seen.assert_complete(found, folder)
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "c2dfb · ring · h 0.8 · seed 0")
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "c2dfb · ring · h 0.8 · seed 0 · r")
     assert found.data.params["algorithm.compressor.ratio"] == "0.2"
     assert not any(key.startswith("tracking") for key in found.data.params)
     tags = found.data.tags
     assert tags["dbo.run_key"] == experiment.run_key
     assert len(tags["mlflow.source.git.commit"]) == 40
+    assert (tags["dbo.hosts"], tags["mlflow.runColor"]) == ("1", "#0072B2")
     assert f"dbo run {folder / 'experiment.yaml'}" in tags["mlflow.note.content"]
     (data,) = found.inputs.dataset_inputs
     assert tags["dbo.data_digest"].startswith(data.dataset.digest)
@@ -115,6 +116,11 @@ def test_a_comparison_is_a_parent_with_children(
     (parent,) = parents
     assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
     assert sorted(child.data.params["algorithm.name"] for child in children) == ["d_soba", "f2ba"]
+    assert sorted(child.info.run_name for child in children) == [
+        "d_soba · ring · h 0.8 · seed 0 · c", "f2ba · ring · h 0.8 · seed 0 · c"]
+    best = min(record["upper_loss"] for name in ("d_soba", "f2ba")
+               for record in read_metrics(tmp_path / "c" / name / "metrics.jsonl"))
+    assert parent.data.metrics["best_upper_loss"] == best
     assert "dbo compare" in parent.data.tags["mlflow.note.content"]
     files = {file.path for place in ("", "figures") for file in seen.client.list_artifacts(parent.info.run_id, place)}
     assert files >= {
