@@ -4,6 +4,7 @@ from dbo.parameters import param
 from dbo.tasks.arrays import Array
 from dbo.tasks.protocol import (
     DataSet,
+    DataSize,
     Direction,
     Features,
     Part,
@@ -14,6 +15,7 @@ from dbo.tasks.protocol import (
     Split,
     Task,
     WeightedGradient,
+    Work,
     generator,
 )
 from dbo.tasks.registry import dataset, partition, task
@@ -21,6 +23,7 @@ from dbo.tasks.sampling import Batches
 from dbo.tasks.torch_task import Batch, TorchTask
 
 __all__ = [
-    "Array", "Batch", "Batches", "DataSet", "Direction", "Features", "Part", "Partition", "Problem", "Setup", "Shard",
-    "Split", "Task", "TorchTask", "WeightedGradient", "dataset", "generator", "param", "partition", "task",
+    "Array", "Batch", "Batches", "DataSet", "DataSize", "Direction", "Features", "Part", "Partition", "Problem",
+    "Setup", "Shard", "Split", "Task", "TorchTask", "WeightedGradient", "Work", "dataset", "generator", "param",
+    "partition", "task",
 ]

@@ -8,7 +8,7 @@ depends on another.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -95,8 +95,24 @@ def _take_evenly(labels: Array, fraction: float, rng: np.random.Generator) -> tu
     return np.sort(order[~taken]), np.sort(order[taken])
 
 
+class DataSize(NamedTuple):
+    """How large a data set is, as far as its parameters tell."""
+
+    samples: int
+    features: int
+    classes: int
+    nonzeros: int | None = None      # of a sample; None: all its features
+
+
+class Work(NamedTuple):
+    """How much a task computes: what the choice of an engine depends on."""
+
+    operations: float                # multiplications of one oracle call, over all nodes
+    entries: int                     # of x and y of one node
+
+
 class DataSet(Protocol):
-    """A source of samples: a frozen dataclass of its parameters.
+    """A source of samples: a frozen dataclass of its parameters. It may have a method `size() -> DataSize`.
 
     A class attribute `sparse_features = True` marks sparse features: only tasks that accept these can use them.
     """
@@ -276,6 +292,10 @@ class Task(ABC):
 
     @abstractmethod
     def build(self, setup: Setup) -> Problem: ...
+
+    def estimate_work(self, nodes: int, data: DataSize | None) -> Work | None:
+        """Return how much the task computes, from its parameters and the size of its data; None: not known."""
+        return None
 
     def build_model(self, seed: int, x: Array, y: Array) -> tuple[Any, Any]:
         """Return x and y, given as (dim,) rows, in the structure that the task's author uses for them."""

@@ -85,6 +85,8 @@ def experiment_job(experiment: "Experiment", allow_changed_code: bool = False) -
     from dbo.platform.config import bundle, yaml_io
     from dbo.platform.runs.runner import default_folder
 
+    if experiment.engine_choice is not None:      # who submits a job wants the cluster
+        experiment = experiment.with_engine({"name": "ray"})
     if experiment.engine["name"] != "ray":
         raise InputError(f"engine.name: {experiment.engine['name']} cannot be submitted; must be ray")
 

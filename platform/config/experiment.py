@@ -27,6 +27,7 @@ from dbo.algorithms.registry import Algorithm, algorithms
 from dbo.platform.config import code_identity, models, paths, presets, tracking_uri, yaml_io
 from dbo.platform.config import overrides as overriding
 from dbo.platform.config import plugins as plugging
+from dbo.platform.config.engine_choice import AUTO, Choice, choose_engine
 from dbo.platform.config.engines import ENGINES, EngineSettings
 from dbo.platform.config.schedules import Schedules, build_schedule, split_schedules
 from dbo.platform.config.validation import DataclassInstance, build, format_error, pick, validate
@@ -119,7 +120,7 @@ class Experiment(BaseModel):
     algorithm: Section = Field({"name": "c2dfb"}, description="the method; missing parameters: preset, then default")
     topology: Section = Field({"name": "ring"}, description="the graph of the network")
     partition: Section = Field({"name": "by_class", "h": 0.8}, description="how samples are assigned to nodes")
-    engine: Section = Field({"name": "ray"}, description="where the nodes run")
+    engine: Section = Field({"name": "auto"}, description="where the nodes run; auto: local if that is soon done")
     tracking: Tracking = Field(Tracking(), description="the MLflow store and experiment")
     data_dir: str | None = Field(None, description="folder of downloaded data; null: the loaders' own cache")
     presets: str | None = Field(None, description="file of step sizes that dbo tune has written; null: shipped ones")
@@ -133,11 +134,45 @@ class Experiment(BaseModel):
         raise PydanticCustomError("psi_every", "must be a whole number ≥ 0, end or null")
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _engine_choice: Choice | None = PrivateAttr(default=None)
 
     @property
     def given(self) -> dict[str, Any]:
         """The keys that were set, before defaults and presets: what another experiment can be derived from."""
         return dict(self._given)
+
+    @property
+    def engine_choice(self) -> Choice | None:
+        """Why `auto` has chosen this engine; None if the experiment names one."""
+        return self._engine_choice
+
+    def with_engine(self, section: Section) -> Self:
+        """Return the same experiment on another engine."""
+        return type(self)(**{**self._given, "engine": section})
+
+    def _resolve_engine(self, given: Section) -> None:
+        pick("engine.name", given["name"], (AUTO, *ENGINES))
+        if given["name"] == AUTO:
+            self._engine_choice = self._choose_engine(given)
+            given = {**given, "name": self._engine_choice.name}
+        object.__setattr__(self, "engine", _resolve_component("engine", ENGINES, given))
+
+    def _choose_engine(self, given: Section) -> Choice:
+        """Choose the engine by the other sections."""
+        task, data = self._build_task()
+        size = data.size() if data is not None and hasattr(data, "size") else None
+        algorithm = algorithms()[self.algorithm["name"]]
+        config, _ = _build_config(algorithm, self.algorithm)
+        exchanges = _check_count(algorithm, "packets", algorithm.packets, config)
+        if exchanges is None:
+            exchanges = 1 + int(getattr(config, "inner_steps", 0))
+        work = task.estimate_work(self.nodes, size)
+        return choose_engine(given, work, self.nodes, self.rounds, exchanges, self.rounds // self.eval_every)
+
+    def _build_task(self) -> tuple[Task, DataSet | None]:
+        task = self.task
+        data = build("task", DATASETS[task["dataset"]], task) if "dataset" in task else None
+        return build("task", TASKS[task["name"]], task), data
 
     @classmethod
     def read(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> Self:
@@ -171,7 +206,6 @@ class Experiment(BaseModel):
             "algorithm": _resolve_algorithm(named["algorithm"], task, made.presets),
             "topology": _resolve_component("topology", TOPOLOGIES, named["topology"]),
             "partition": _resolve_component("partition", PARTITIONS, named["partition"]),
-            "engine": _resolve_component("engine", ENGINES, named["engine"]),
         }
         for name, section in sections.items():
             object.__setattr__(made, name, section)
@@ -179,6 +213,7 @@ class Experiment(BaseModel):
         object.__setattr__(made, "psi_every", _resolve_psi_every(made.psi_every, task["name"]))
         made._given = dict(data) if isinstance(data, Mapping) else {}
         try:
+            made._resolve_engine(named["engine"])
             _ = made.parts    # an error that only shows when a component is built is an input error too
         except InputError as error:
             raise InputError(f"{error}{_blame_preset(str(error), named['algorithm'], task, made.presets)}") from None
@@ -187,12 +222,13 @@ class Experiment(BaseModel):
     @cached_property
     def parts(self) -> Parts:
         """The components, built from their sections."""
-        task, algorithm = self.task, algorithms()[self.algorithm["name"]]
+        algorithm = algorithms()[self.algorithm["name"]]
+        task, data = self._build_task()
         config, schedules = _build_config(algorithm, self.algorithm)
         _check_count(algorithm, "packets", algorithm.packets, config)
         return Parts(
-            task=build("task", TASKS[task["name"]], task),
-            data=build("task", DATASETS[task["dataset"]], task) if "dataset" in task else None,
+            task=task,
+            data=data,
             algorithm=algorithm,
             config=config,
             topology=build("topology", TOPOLOGIES[self.topology["name"]], self.topology),

@@ -226,7 +226,8 @@ class BlockActor:
             packets = block.begin(self._round)
             while packets is not None:
                 received = peers.exchange(self._round, self._step, {
-                    peer: pack_bytes({node: packets[node] for node in nodes}) for peer, nodes in self._links.items()
+                    peer: pack_bytes({node: packets[node] for node in nodes if node in packets})    # in a star few send
+                    for peer, nodes in self._links.items()
                 })
                 if received is None:
                     peers.end_round(self._round, self._step, is_stalled=True)

@@ -77,7 +77,17 @@ def plan(
         _build_experiment(data, given, parsed if seed is None else {**parsed, "seed": seed}, name)
         for seed in chosen for name in names
     ]
-    return experiments, _choose_target(file_target if target is None else target, experiments)
+    return _use_one_engine(experiments), _choose_target(file_target if target is None else target, experiments)
+
+
+def _use_one_engine(experiments: list[Experiment]) -> list[Experiment]:
+    """Run all on Ray if `auto` has chosen it for some: seconds on different engines cannot be compared."""
+    if len({experiment.engine["name"] for experiment in experiments}) == 1:
+        return experiments
+    return [
+        experiment.with_engine({**experiment.given.get("engine", {}), "name": "ray"})
+        if experiment.engine_choice is not None else experiment for experiment in experiments
+    ]
 
 
 def _check_seeds(where: str, seeds: Any) -> list[int]:

@@ -39,6 +39,18 @@ def read_status(folder: RunFolder) -> str:
     return summary.status if summary and summary.status else "unfinished"
 
 
+def adopt_engine(experiment: Experiment, folder: RunFolder) -> Experiment:
+    """Return the experiment on the engine that the run in a folder recorded, if `auto` has chosen another one."""
+    if experiment.engine_choice is None:
+        return experiment
+    try:
+        recorded = read_experiment(folder.path).get("engine")
+    except InputError:
+        return experiment
+    known = isinstance(recorded, dict) and recorded.get("name") != experiment.engine["name"]
+    return experiment.with_engine(recorded) if known and isinstance(recorded, dict) else experiment
+
+
 def check_folder(
     folder: RunFolder, experiment: Experiment, resume: bool, can_extend: bool = False, allow_changed_code: bool = False
 ) -> None:

@@ -28,6 +28,7 @@ from dbo.platform.runs.remote import RemoteFolder, is_url
 from dbo.platform.runs.result import NoCallback, Result, RunCallback, Status, build_summary, describe_growth
 from dbo.platform.runs.resume import (
     StartPoint,
+    adopt_engine,
     check_folder,
     find_source_run,
     find_start_point,
@@ -76,6 +77,9 @@ def run(
             remote.acquire(callback.on_notice)
             remote.pull()
         resume = resume or start_from is not None
+        if resume:          # a change of the rule, or more rounds, must not change the engine
+            source_folder = RunFolder(Path(start_from)) if start_from is not None and not folder.has_run() else folder
+            experiment = adopt_engine(experiment, source_folder)
         check_folder(folder, experiment, resume, can_extend=remote is None, allow_changed_code=allow_changed_code)
         damage = _find_damage(folder, callback) if resume else ()
         if resume and not damage and read_status(folder) in ("finished", "diverged"):      # which it would again
@@ -173,7 +177,8 @@ class _Execution:
     def run(self) -> Result:
         parts, progress = self.experiment.parts, RunProgress(self.prepared.data_digest)
         problem, graph = arrange(parts.algorithm, self.prepared.problem, self.prepared.network)
-        for notice in (*self.start.notices, startup_notice(parts.engine), self._describe_steps()):
+        start = (self._describe_engine(), startup_notice(parts.engine), self._describe_steps())
+        for notice in (*self.start.notices, *start):
             if notice:
                 self.callback.on_notice(notice)
         spec = RunSpec(
@@ -200,6 +205,11 @@ class _Execution:
                 return self._train(loop)
         finally:
             engine.close()
+
+    def _describe_engine(self) -> str | None:
+        """Return which engine `auto` has chosen, and why."""
+        choice = self.experiment.engine_choice
+        return None if choice is None else f"engine auto: {choice.name}, {choice.reason}"
 
     def _describe_steps(self) -> str | None:
         """Return where the step sizes come from, if the user should know."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dbo.tasks.api import Part, Split, dataset, param
+from dbo.tasks.api import DataSize, Part, Split, dataset, param
 from dbo.tasks.datasets.libsvm import read_libsvm
 from dbo.tasks.datasets.own_files import build_split
 
@@ -20,6 +20,9 @@ class A9a:
     """Adult: 32,561 + 16,281 persons, 123 binary features, income above a limit or not; needs data_dir."""
 
     val_fraction: float = param(0.3, gt=0, lt=1, help="share of the training samples for the upper level")
+
+    def size(self) -> DataSize:
+        return DataSize(48_842, 123, 2)
 
     def load(self, seed: int, data_dir: str | None) -> Split:
         if data_dir is None:

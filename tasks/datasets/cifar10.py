@@ -5,7 +5,7 @@ The files are pickles. torchvision compares each with its published checksum bef
 
 from dataclasses import dataclass
 
-from dbo.tasks.api import Split, dataset, param
+from dbo.tasks.api import DataSize, Split, dataset, param
 from dbo.tasks.datasets.torchvision_images import ImageFiles
 
 FILES = ImageFiles(
@@ -25,6 +25,9 @@ class Cifar10:
     images: int = param(
         50_000, ge=100, le=50_000, help="use at most this many training images, the same share of every class"
     )
+
+    def size(self) -> DataSize:
+        return DataSize(self.images + 10_000, 3_072, 10)
 
     def load(self, seed: int, data_dir: str | None) -> Split:
         return FILES.load(seed, data_dir, self.images, self.val_fraction)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dbo.tasks.api import Array, Part, Split, dataset, param
+from dbo.tasks.api import Array, DataSize, Part, Split, dataset, param
 from dbo.tasks.datasets.splits import split_three_ways
 
 
@@ -17,6 +17,9 @@ class Digits:
 
     test_fraction: float = param(0.2, gt=0, lt=1, help="share of all samples kept for testing")
     val_fraction: float = param(0.5, gt=0, lt=1, help="share of the remaining samples for the upper level")
+
+    def size(self) -> DataSize:
+        return DataSize(1_797, 64, 10)
 
     def load(self, seed: int, data_dir: str | None) -> Split:
         pixels, labels = read_digits()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dbo.tasks.api import Split, dataset, param
+from dbo.tasks.api import DataSize, Split, dataset, param
 from dbo.tasks.datasets.torchvision_images import describe_idx
 
 FILES = describe_idx("fashion_mnist", "FashionMNIST", "30 MB", mean=0.2860, deviation=0.3530)
@@ -17,6 +17,9 @@ class FashionMnist:
     images: int = param(
         60_000, ge=100, le=60_000, help="use at most this many training images, the same share of every class"
     )
+
+    def size(self) -> DataSize:
+        return DataSize(self.images + 10_000, 784, 10)
 
     def load(self, seed: int, data_dir: str | None) -> Split:
         return FILES.load(seed, data_dir, self.images, self.val_fraction)

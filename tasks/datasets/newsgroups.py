@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from scipy import sparse
 
-from dbo.tasks.api import Array, Part, Split, dataset, param
+from dbo.tasks.api import Array, DataSize, Part, Split, dataset, param
 from dbo.tasks.datasets.cache import load_or_build
 from dbo.tasks.datasets.splits import split_three_ways, split_two_ways, subsample
 from dbo.tasks.notices import print_notice
@@ -52,6 +52,9 @@ class Newsgroups:
     documents: int = param(
         18_846, ge=200, le=18_846, help="use at most this many messages, the same share of every group"
     )
+
+    def size(self) -> DataSize:
+        return DataSize(self.documents, 101_631, CLASSES, nonzeros=100)
 
     def load(self, seed: int, data_dir: str | None) -> Split:
         early, late = _load_messages(data_dir)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import sparse
 
-from dbo.tasks.api import Array, Part, Split, dataset, generator, param
+from dbo.tasks.api import Array, DataSize, Part, Split, dataset, generator, param
 from dbo.tasks.datasets.splits import split_three_ways
 
 _ZIPF_SHIFT = 2.7    # Mandelbrot's: without it the most frequent word would be half of the text
@@ -32,6 +32,9 @@ class SyntheticText:
     zipf: float = param(1.1, gt=0, le=3, help="exponent of the word frequencies")
     test_fraction: float = param(0.4, gt=0, lt=1, help="share of all documents kept for testing")
     val_fraction: float = param(0.5, gt=0, lt=1, help="share of the remaining documents for the upper level")
+
+    def size(self) -> DataSize:
+        return DataSize(self.documents, self.features, self.classes, nonzeros=min(self.words, self.features))
 
     def load(self, seed: int, data_dir: str | None) -> Split:
         if self.documents < 5 * self.classes:

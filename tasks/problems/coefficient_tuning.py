@@ -15,7 +15,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from scipy import sparse
 
-from dbo.tasks.api import Array, Direction, Setup, Shard, Task, param, task
+from dbo.tasks.api import Array, DataSize, Direction, Setup, Shard, Task, Work, param, task
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.problems.classification import LinearScores
 from dbo.tasks.problems.stacking import Level, stack_level
@@ -37,6 +37,11 @@ class CoefficientTuning(Task):
     reg_form: Literal["half_mean", "mean", "sum"] = param(
         "half_mean", help="scale of the regulariser: 1/2 or 1 per entry of y, or the plain sum"
     )
+
+    def estimate_work(self, nodes: int, data: DataSize | None) -> Work | None:
+        if data is None:
+            return None
+        return Work(data.samples * (data.nonzeros or data.features) * data.classes, data.features * (data.classes + 1))
 
     def build(self, setup: Setup) -> "CoefficientTuningProblem":
         samples = setup.load_samples()

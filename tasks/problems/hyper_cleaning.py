@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from dbo.tasks.api import Array, Direction, Part, Setup, Shard, Split, Task, generator, param, task
+from dbo.tasks.api import Array, DataSize, Direction, Part, Setup, Shard, Split, Task, Work, generator, param, task
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.problems.classification import LinearScores
 from dbo.tasks.problems.random_features import RandomFeatures
@@ -48,6 +48,12 @@ class HyperCleaning(Task):
     mu: float = param(0.01, gt=0, help="ridge on y: makes the lower level strongly convex")
     random_features: int = param(200, ge=0, help="relu features that inputs are mapped to; 0: none; 1,000 for mnist")
     components: int = param(60, ge=1, help="whitened principal components that y sees; 400 for mnist")
+
+    def estimate_work(self, nodes: int, data: DataSize | None) -> Work | None:
+        if data is None:
+            return None
+        features = self.components if self.random_features else data.features
+        return Work(data.samples * features * data.classes, data.samples + features * data.classes)
 
     def build(self, setup: Setup) -> "HyperCleaningProblem":
         samples = setup.load_samples()

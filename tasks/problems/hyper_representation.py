@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from array_api_compat import array_namespace
 
-from dbo.tasks.api import Array, Direction, Part, Setup, Shard, Task, generator, param, task
+from dbo.tasks.api import Array, DataSize, Direction, Part, Setup, Shard, Task, Work, generator, param, task
 from dbo.tasks.kernels.memory import Memory, remember
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.problems.classification import ClassificationProblem
@@ -49,6 +49,13 @@ class HyperRepresentation(Task):
     def __post_init__(self) -> None:
         if not self.hidden:
             raise ValueError("hidden: [] is not allowed; must have at least one layer")
+
+    def estimate_work(self, nodes: int, data: DataSize | None) -> Work | None:
+        if data is None:
+            return None
+        sizes = (data.features, *self.hidden, data.classes)
+        weights = sum(before * after for before, after in pairwise(sizes))
+        return Work(3 * data.samples * weights, weights)      # forward, and backward to both factors
 
     def build(self, setup: Setup) -> "HyperRepresentationProblem":
         samples = setup.load_samples()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import array_namespace
 
-from dbo.tasks.api import Array, Direction, Problem, Setup, Shard, Task, generator, param, task
+from dbo.tasks.api import Array, DataSize, Direction, Problem, Setup, Shard, Task, Work, generator, param, task
 from dbo.tasks.arrays import hash_arrays
 
 
@@ -34,6 +34,9 @@ class LogisticSynthetic(Task):
     test_samples: int = param(500, ge=2, help="samples per node for testing")
     label_noise: float = param(0.1, ge=0, help="deviation of the noise in labels, relative to that of aᵀ w on node 1")
     sparsity: float = param(0.5, ge=0, lt=1, help="share of the features that have no effect")
+
+    def estimate_work(self, nodes: int, data: DataSize | None) -> Work | None:
+        return Work(nodes * (self.train_samples + self.val_samples) * self.dim, 2 * self.dim)
 
     def build(self, setup: Setup) -> "LogisticProblem":
         """Generate the samples; those of node i do not depend on the number of nodes."""

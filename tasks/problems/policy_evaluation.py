@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from dbo.tasks.api import Array, Direction, Problem, Setup, Shard, Task, generator, param, task
+from dbo.tasks.api import Array, DataSize, Direction, Problem, Setup, Shard, Task, Work, generator, param, task
 from dbo.tasks.arrays import hash_arrays
 
 
@@ -46,6 +46,10 @@ class PolicyEvaluation(Task):
     def __post_init__(self) -> None:
         if self.dim_x > self.states:
             raise ValueError(f"dim_x: {self.dim_x} is not allowed; must be ≤ states = {self.states}")
+
+    def estimate_work(self, nodes: int, data: DataSize | None) -> Work | None:
+        per_node = self.states * (self.dim_x + self.successors * self.transitions)
+        return Work(nodes * per_node, self.dim_x + self.states)
 
     def build(self, setup: Setup) -> "PolicyEvaluationProblem":
         """Generate MDPs and transitions; those of node i do not depend on the number of nodes."""

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import array_namespace
 
-from dbo.tasks.api import Array, Direction, Problem, Setup, Shard, Task, generator, param, task
+from dbo.tasks.api import Array, DataSize, Direction, Problem, Setup, Shard, Task, Work, generator, param, task
 from dbo.tasks.arrays import hash_arrays
 
 
@@ -45,6 +45,10 @@ class Quadratic(Task):
     start: float = param(0.0, ge=0, help="size of the common random start of x and y; 0: both start at 0")
     noise: float = param(0.0, ge=0, help="σ, how far a sample's coefficients are from their mean; 0: no samples")
     samples: int = param(64, ge=2, le=100_000, help="samples per node and level, with noise")
+
+    def estimate_work(self, nodes: int, data: DataSize | None) -> Work | None:
+        per_node = self.dim_y * (self.dim_y + self.dim_x) + (self.samples * self.dim_y if self.noise else 0)
+        return Work(nodes * per_node, self.dim_x + self.dim_y)
 
     def build(self, setup: Setup) -> "QuadraticProblem":
         """Sample common parts once and own parts per node; those of node i do not depend on the number of nodes."""

@@ -376,6 +376,8 @@ def test_packing_follows_the_resources() -> None:
     assert len(pack_nodes(RaySettings(gpus_per_node=0.5), Cluster(CPU=64, GPU=2), 10)) == 4
     assert len(pack_nodes(RaySettings(cpus_per_node=4), Cluster(CPU=16), 10)) == 4
     assert len(pack_nodes(RaySettings(nodes_per_actor=3), Cluster(CPU=1), 10)) == 4
+    assert pack_nodes(RaySettings(nodes_per_actor=2), Cluster(CPU=1), 4, has_server=True) == [[0, 1], [2, 3], [4]]
+    assert len(pack_nodes(RaySettings(cpus_per_node=4), Cluster(CPU=16), 10, has_server=True)) == 4
 
 
 def test_resource_requests() -> None:
@@ -438,3 +440,20 @@ def test_driver_never_fetches_a_payload(ray: Any, monkeypatch: pytest.MonkeyPatc
     packets = engine._packets
     engine.close()
     assert of_round == [[Progress(packets, is_open=False)] * 2]
+
+
+def test_short_run_imports_no_heavy_library(tmp_path: Path) -> None:
+    """Before the first round of the README's example: no Ray, torch, MLflow or plotting library is imported."""
+    code = (
+        "import sys, dbo\n"
+        "from dbo.platform.engine.local import LocalEngine\n"
+        "heavy, seen, advance = {'ray', 'torch', 'mlflow', 'plotly', 'matplotlib'}, [], LocalEngine.advance\n"
+        "def spy(self, first, last=None):\n"
+        "    seen.append(heavy & sys.modules.keys())\n"
+        "    advance(self, first, last)\n"
+        "LocalEngine.advance = spy\n"
+        "dbo.run(algorithm='c2dfb', task='coefficient_tuning', nodes=10, topology='ring', rounds=2, "
+        f"out={str(tmp_path / 'r')!r})\n"
+        "assert seen and seen[0] == set(), seen\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
