@@ -32,7 +32,8 @@ def show_dry_run(experiment: "Experiment", folder: str) -> None:
     facts = {
         "sizes": _describe_sizes(prepared),
         "network": _describe_network(experiment, prepared),
-        "traffic": f"{format_bytes(measured.round_bytes)} per round over all links, {measured.packets} packets a node; "
+        "traffic": "none: one machine holds all data" if not measured.round_bytes else
+                   f"{format_bytes(measured.round_bytes)} per round over all links, {measured.packets} packets a node; "
                    f"{format_bytes(estimate.bytes_links)} in {experiment.rounds} rounds",
         "time": f"{measured.round_seconds:.2g} s per round, {measured.evaluation_seconds:.2g} s per evaluation, "
                 f"about {format_duration(estimate.seconds)} in all {where}",
