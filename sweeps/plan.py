@@ -26,7 +26,10 @@ from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, OPTIONAL, RENAMED,
 from dbo.platform.runs.targets import choose_target, list_own_metrics, read_directions
 from dbo.tasks.registry import TASKS
 
-SWEEP_FOLDERS = {"": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper")}
+SWEEP_FOLDERS = {
+    "": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper"),
+    "beyond/": Path(__file__).with_name("beyond"),
+}
 MAX_CELLS = 10_000
 METRICS = tuple(c for c in (*COLUMNS, *OPTIONAL) if c not in {"round", "timestamp"})
 Model = TypeVar("Model", bound=BaseModel)
