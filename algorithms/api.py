@@ -37,15 +37,17 @@ from dbo.algorithms.gossip import (
     MANY_WORDS,
     Message,
     Mixed,
+    Neighbours,
     NotRowsError,
     Outgoing,
     Packed,
     PackedRow,
     dense,
+    exchange,
     mark_kernels,
     mix,
 )
-from dbo.algorithms.protocol import Array, Shard, State, WeightedGradient
+from dbo.algorithms.protocol import Array, NetworkFacts, Shard, State, WeightedGradient
 from dbo.algorithms.registry import Algorithm, algorithm, algorithms
 from dbo.algorithms.rng import Key, counter, round_key
 from dbo.algorithms.star import Clients, aggregate, average, broadcast, mean_of_clients, sample_clients, server_row
@@ -53,10 +55,10 @@ from dbo.parameters import param
 
 __all__ = [
     "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
-    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Clients", "Compressor",
-    "ErrorTerms", "Grid", "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Noise", "NotRowsError",
-    "Outgoing", "Packed", "PackedRow", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK", "TopShare",
-    "WeightedGradient", "aggregate", "algorithm", "algorithms", "average", "broadcast", "compressor", "counter",
-    "dense", "level_tables", "level_values", "mark_kernels", "mean", "mean_of_clients", "mix", "param",
-    "read_scale", "round_key", "sample_clients", "scale_code", "server_row",
+    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Clients", "Compressor", "ErrorTerms",
+    "Grid", "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Neighbours", "NetworkFacts", "Noise",
+    "NotRowsError", "Outgoing", "Packed", "PackedRow", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK",
+    "TopShare", "WeightedGradient", "aggregate", "algorithm", "algorithms", "average", "broadcast", "compressor",
+    "counter", "dense", "exchange", "level_tables", "level_values", "mark_kernels", "mean", "mean_of_clients", "mix",
+    "param", "read_scale", "round_key", "sample_clients", "scale_code", "server_row",
 ]

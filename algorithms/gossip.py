@@ -1,7 +1,9 @@
-"""Exchange rows with the neighbours: `mix`, the awaitable of gossip methods, and the messages that it sends.
+"""Exchange rows with the neighbours: `mix` and `exchange`, the awaitables of gossip methods, and their messages.
 
 `wy = await mix(y)` sends y to the neighbours and returns Σ_j w_ij y_j, the own rows included. `wx, ws = await mix(x=x,
-s=s)` sends several channels in one packet. The engine drives the coroutine with `.send()`; there is no event loop.
+s=s)` sends several channels in one packet. `(near,) = await exchange(y=y)` sends the same packet, and returns each
+neighbour's rows with its weight instead of their sum. The engine drives the coroutine with `.send()`; there is no event
+loop.
 """
 
 from collections.abc import Awaitable, Generator
@@ -140,6 +142,26 @@ class Mixed(_NoArithmetic, tuple[Array, ...]):
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbours:
+    """What one channel brought from each neighbour, in node order: place s of a row is its s-th neighbour.
+
+    All nodes have as many places as the network's largest degree, `shard.network.places`. Places without a neighbour
+    have weight 0 and a row of zeros.
+    """
+
+    rows: Array           # (nodes, places, dim) as each neighbour's message is decoded
+    weights: Array        # (nodes, places, 1) w_ij in the dtype of the rows
+    own_weight: Array     # (nodes, 1) w_ii
+
+    def mean(self, own: Array, near: Array) -> Array:
+        """Return w_ii own_i + Σ_j w_ij near_ij in node order of the places, for copies like `rows`."""
+        total = self.own_weight * own
+        for place in range(near.shape[1]):
+            total = total + self.weights[:, place] * near[:, place]
+        return total
+
+
+@dataclass(frozen=True, slots=True)
 class Outgoing(_NoArithmetic):
     """One packet per row: messages that travel together, by channel name."""
 
@@ -147,11 +169,14 @@ class Outgoing(_NoArithmetic):
     single: bool = False                # one array without a name: awaiting it gives one array
     route: Route = "edges"
     participants: frozenset[int] = frozenset()      # clients that send (up) or receive (down)
+    separate: bool = False              # awaiting it gives `Neighbours` of each channel, not the sum
     hint: ClassVar[str] = "mix(...) must be awaited: write `await mix(...)`"
 
-    def __await__(self) -> Generator["Outgoing", tuple[Array, ...], Any]:
-        sums = yield self
-        return sums[0] if self.single else Mixed(sums)
+    def __await__(self) -> Generator["Outgoing", tuple[Any, ...], Any]:
+        answers = yield self
+        if self.separate:
+            return answers
+        return answers[0] if self.single else Mixed(answers)
 
     def __iter__(self) -> NoReturn:
         self._refuse()
@@ -186,6 +211,17 @@ def make_outgoing(
         return Outgoing({_UNNAMED: _message(name, "…", rows[0])}, True, route, participants)
     messages = {key: _message(name, f"{key}=…", value) for key, value in channels.items()}
     return Outgoing(messages, False, route, participants)
+
+
+def exchange(**channels: Array | Message | Packed) -> Awaitable[tuple[Neighbours, ...]]:
+    """Send rows to the neighbours in one packet; awaiting it gives the `Neighbours` of each channel, in their order.
+
+    Packets, bytes and determinism are those of `mix`. Use it where a sum over neighbours is not enough: corrections per
+    edge, copies of neighbours, weights of one's own.
+    """
+    return Outgoing(
+        {name: _message("exchange", f"{name}=…", value) for name, value in channels.items()}, separate=True
+    )
 
 
 def _message(name: str, argument: str, rows: Array | Message | Packed) -> Message | Packed:

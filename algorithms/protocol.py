@@ -5,6 +5,7 @@ lines of an algorithm are the same in both cases, so nothing may mix rows except
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
@@ -17,6 +18,15 @@ Array: TypeAlias = NDArray[Any]
 
 # (x, y, f_weight, g_weight) → (nodes, dim_y) rows ∇_y (f_weight f_i + g_weight g_i), in one pass over the data.
 WeightedGradient: TypeAlias = Callable[[Array, Array, float, float], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """What an algorithm may know of the network: numbers that every node knows before the start."""
+
+    nodes: int = 1
+    places: int = 0                # neighbours that a node has at most: the places of `exchange`
+    spectral_gap: float = 1.0      # ρ = 1 − max(|λ₂|, |λ_m|) of W
 
 
 class Shard(Protocol):
@@ -33,6 +43,8 @@ class Shard(Protocol):
         """(nodes,) the network-wide numbers of these rows; random numbers are keyed by them."""
     @property
     def seed(self) -> int: ...
+    @property
+    def network(self) -> NetworkFacts: ...
     @property
     def clients(self) -> int:
         """The clients of the whole network, if it has a server; otherwise 0."""
@@ -85,7 +97,8 @@ class CountsRows(Protocol):
 class State(Protocol):
     """All that a node keeps between rounds: a frozen dataclass of arrays (or of such dataclasses), rows first.
 
-    Besides x and y a state may have `z`, a second lower-level iterate; it is saved with the other two.
+    Besides x and y a state may have `z`, a second lower-level iterate, which is saved with the other two. It may have
+    `public_y`, the weighted mean of what the node's neighbourhood has published of y, which is evaluated beside y.
     """
 
     @property

@@ -14,12 +14,13 @@ from dbo.algorithms.gossip import Outgoing
 from dbo.algorithms.protocol import Array, Shard
 from dbo.components import Registry, check_fields
 
-# Files in methods/, in the order of `dbo list`: the paper's methods, its baselines, other networked methods,
-# methods with a server, single-machine references.
+# Files in methods/, in the order of `dbo list`: the paper's methods, its baselines, other networked methods, this
+# project's own ones, methods with a server, single-machine references.
 _BUILT_IN = (
     "c2dfb", "c2dfb_nc",
     "madsbo", "madsbo_gt", "mdbo", "vrdbo",
     "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "sparkle", "storm_pl", "sun_dsbo", "slam",
+    "c2dfb_lead", "lean",
     "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba",
     "f2ba", "bome", "f2sa", "stocbio", "soba",
 )

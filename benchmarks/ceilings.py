@@ -6,7 +6,7 @@ the mean over the nodes. With --runs, a row per algorithm shows which share of t
 mean model (x̄, ȳ), and by the exact solution y*(x̄) of the lower level at the weights that it has found.
 
     python benchmarks/ceilings.py [--data-dir DIR] [--tasks NAME ...] [--quick]
-    python benchmarks/ceilings.py --runs runs/cleaning/0 runs/cleaning/1 runs/cleaning/2
+    python benchmarks/ceilings.py --runs runs/cleaning
 """
 
 import argparse
@@ -163,17 +163,18 @@ def print_bounds(names: Iterable[str], data_dir: str | None, iterations: int) ->
 def print_runs(folders: list[Path], data_dir: str | None, iterations: int) -> None:
     """Print a row per algorithm: test metrics and the share of the gap that is closed, over all folders."""
     found: dict[str, list[dict[str, float]]] = {}
+    of_seed: dict[int, tuple[Problem, Bounds]] = {}
     for folder in folders:
-        problem: Problem | None = None
         for member in read_group(folder).members:
             experiment = read_experiment(folder / member)
-            if problem is None:
+            if experiment["seed"] not in of_seed:
                 changes = {} if data_dir is None else {"data_dir": data_dir}
                 problem = prepare(Experiment(**{**experiment, **changes})).problem
-                bounds = find_bounds(problem, iterations)
+                of_seed[experiment["seed"]] = problem, (bounds := find_bounds(problem, iterations))
                 found.setdefault("floor", []).append(bounds.floor)
                 found.setdefault("ceiling", []).append(bounds.ceiling)
-            found.setdefault(member, []).append(_measure_run(folder / member, problem, bounds, iterations))
+            measured = _measure_run(folder / member, *of_seed[experiment["seed"]], iterations)
+            found.setdefault(experiment["algorithm"]["name"], []).append(measured)
     columns = (
         "test_accuracy", "node_accuracy_mean", "gap_closed", "exact_accuracy", "exact_gap_closed", "corruption_f1",
     )
@@ -207,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="folder with the files of MNIST and a9a")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
-    parser.add_argument("--runs", nargs="+", type=Path, help="folders of comparisons on one task, a seed each")
+    parser.add_argument("--runs", nargs="+", type=Path, help="folders of comparisons on one task, one or more seeds")
     parser.add_argument("--iterations", type=int, default=300, help="of L-BFGS; default: 300")
     parser.add_argument("--quick", action="store_true", help="few iterations, tasks without files")
     options = parser.parse_args()

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from dbo.algorithms.compression.compressors import TopK, count_kept
 from dbo.algorithms.gossip import Packed, PackedRow
-from dbo.algorithms.kernels import fused, selection
+from dbo.algorithms.kernels import compiled, fused, selection
 from dbo.algorithms.kernels.lazy import RowSum, wrap
 from dbo.algorithms.rng import Key
 from dbo.platform.engine.device import Cpu
@@ -59,7 +59,7 @@ def main() -> None:
     dim = 200_000 if quick else 2_032_620
     k = count_kept(RATIO, dim)
     torch.set_num_threads(1)
-    processor, features = selection.find_processor()
+    processor, features = compiled.find_processor()
     forms = selection.usable_forms(features)
     print(
         f"top-k {RATIO:.0%} of {dim:,} float32, one thread, {processor}: forms {', '.join(forms)}, the first is used",

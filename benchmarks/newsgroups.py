@@ -6,7 +6,10 @@ loss, `torch.topk`, `index_add_`, all in one process. After the first round its 
 Memory is the peak of the sum over all processes of a separate run (PSS, so that shared pages count once); --ray adds
 the same for the Ray engine.
 
-    python benchmarks/newsgroups.py [--data-dir DIR] [--ray] [--quick]
+The versions run in turn, each in a process of its own with two threads: this code, the lines of its C²DFB as a user's
+plugin, and with --against another commit, from a git worktree.
+
+    python benchmarks/newsgroups.py [--data-dir DIR] [--against COMMIT] [--part naive|versions] [--ray] [--quick]
 """
 
 import argparse
@@ -30,6 +33,7 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.runner import prepare
 
 PROC = Path("/proc")
+ROOT = Path(__file__).resolve().parents[1]
 NODES = 10
 
 
@@ -151,6 +155,100 @@ def make_advance(engine: Any) -> Callable[[], None]:
     return advance
 
 
+ROUNDS_OF = """
+import sys, time
+sys.path[:0] = [ROOT, ROOT + "/benchmarks"]
+from round import local
+from dbo.platform.experiment import Experiment
+
+engine = local(Experiment(**EXPERIMENT))
+engine._threads = 2
+print("ready", flush=True)
+for count, _ in enumerate(sys.stdin, start=1):
+    start = time.perf_counter()
+    engine.advance(count)
+    print(time.perf_counter() - start, flush=True)
+"""
+
+
+class OtherProcess:
+    """A process that runs the rounds of one version of the code, one at a time."""
+
+    def __init__(self, root: Path, chosen: argparse.Namespace, plugin: str | None = None) -> None:
+        experiment = make_experiment(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
+        given: dict[str, Any] = {
+            name: getattr(experiment, name)
+            for name in ("nodes", "dtype", "topology", "partition", "task", "algorithm", "engine", "data_dir")
+        }
+        if plugin is not None:
+            given |= {"plugins": [plugin], "algorithm": {**given["algorithm"], "name": PLUGIN_NAME}}
+        values = {"ROOT": str(root), "EXPERIMENT": given}
+        code = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + ROUNDS_OF
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(root)},
+        )
+        if self._read() != "ready":
+            raise SystemExit(f"no rounds from {root}")
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def advance(self) -> float:
+        """Run a round; return its seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+PLUGIN_NAME = "c2dfb_as_a_plugin"
+
+
+def write_plugin(folder: str) -> str:
+    """Write the lines of the built-in C²DFB as a user's plugin; return the file."""
+    lines = (ROOT / "algorithms" / "methods" / "c2dfb.py").read_text()
+    file = Path(folder) / "own_c2dfb.py"
+    file.write_text(lines.replace('    "c2dfb", config=Config', f'    "{PLUGIN_NAME}", config=Config'))
+    return str(file)
+
+
+def compare_processes(chosen: argparse.Namespace) -> None:
+    """Run rounds of this code, of its C²DFB as a plugin, and of another commit in turn, on two threads each."""
+    with tempfile.TemporaryDirectory() as folder:
+        others = {"this code": OtherProcess(ROOT, chosen)}
+        others["the same lines as a plugin"] = OtherProcess(ROOT, chosen, write_plugin(folder))
+        old = Path(folder) / "old"
+        if chosen.against:
+            git = ["git", "-C", str(ROOT), "worktree"]
+            subprocess.run([*git, "add", "--quiet", "--detach", str(old), chosen.against], check=True)
+            if not (old / "dbo").exists():      # commits without a public package
+                (old / "dbo").mkdir()
+                (old / "dbo" / "__init__.py").touch()
+                for name in ("algorithms", "dashboards", "platform", "sweeps", "tasks"):
+                    (old / "dbo" / name).symlink_to(old / name)
+        try:
+            if chosen.against:
+                others[chosen.against] = OtherProcess(old, chosen)
+            times = measure.run_in_turn({name: each.advance for name, each in others.items()}, repeats=4, warm_up=1)
+            measure.show(times)
+            plugin, ours = times["the same lines as a plugin"], times["this code"]
+            measure.judge("plugin : built-in", plugin, ours, most=1.2)
+            if chosen.against:
+                measure.judge(f"{chosen.against} : this code", times[chosen.against], ours, least=1.8)
+        finally:
+            for each in others.values():
+                each.close()
+            if chosen.against:
+                subprocess.run([*git, "remove", "--force", str(old)], check=False)
+
+
 def measure_pss(root: int) -> int:
     """Return the bytes of a process and its descendants, shared pages in equal parts."""
     parents: dict[int, int] = {}
@@ -198,8 +296,18 @@ def main() -> None:
     options = argparse.ArgumentParser(description="A round at the size of 20 Newsgroups.")
     options.add_argument("--data-dir", help="folder with scikit_learn_data/; without it, synthetic text")
     options.add_argument("--ray", action="store_true", help="also measure the memory of a run on Ray")
+    options.add_argument("--against", metavar="COMMIT", help="also compare with another commit, on two threads")
+    options.add_argument("--part", choices=("naive", "versions"), help="only one part of the measurements")
     options.add_argument("--quick", action="store_true", help="a small problem with few repeats, as a test")
     chosen = options.parse_args()
+    if chosen.part != "naive":
+        compare_processes(chosen)
+    if chosen.part != "versions":
+        compare_naive(chosen)
+
+
+def compare_naive(chosen: argparse.Namespace) -> None:
+    """Compare a round with a first implementation in torch, and measure the memory of a run."""
     import torch
 
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from dbo.dashboards.groups import ComparisonSetting, GroupedRuns, SeedGroup
 from dbo.dashboards.number_format import format_number
 from dbo.dashboards.palette import AlgorithmStyle, get_style
 from dbo.platform.runs.schema import METRICS, Direction, find_direction
-from dbo.platform.runs.statistics import MeanEstimate
+from dbo.platform.runs.statistics import MeanEstimate, compare_pairs
 
 _MAX_SENTENCES, _MAX_NAMES = 8, 4
 
@@ -35,6 +35,21 @@ class Criterion:
 
     def measure(self, group: SeedGroup) -> MeanEstimate | None:
         return group.cost_to_target(self.metric) if self.is_cost else group.final_value(self.metric)
+
+    def measure_seeds(self, group: SeedGroup) -> dict[str, float | None]:
+        """Return the value of each seed."""
+        if self.is_cost:
+            found = (None if record is None else record.get(self.metric) for record in group.target_records)
+        else:
+            found = (run.last_value(self.metric) for run in group.runs)
+        return {str(run.seed): value for run, value in zip(group.runs, found, strict=True)}
+
+    def is_tie(self, one: SeedGroup, other: SeedGroup) -> bool:
+        """Decide whether the paired difference over common seeds is within its interval; one seed decides nothing."""
+        mine, theirs = self.measure_seeds(one), self.measure_seeds(other)
+        common = [seed for seed in mine if seed in theirs]
+        found = compare_pairs([mine[seed] for seed in common], [theirs[seed] for seed in common])
+        return found is not None and found.count > 1 and not found.is_significant
 
     def format_number(self, value: float) -> str:
         return f"{value:.3f}" if self.higher_is_better else format_number(value)
@@ -73,17 +88,13 @@ class Winner:
     value: MeanEstimate
     second: SeedGroup | None = None
     second_value: MeanEstimate | None = None
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether its interval does not overlap that of the runner-up."""
-        return self.second_value is not None and self.value.is_separated_from(self.second_value)
+    tied: tuple[SeedGroup, ...] = ()        # whose paired difference to it is within its interval
 
     def describe_second(self, runs: GroupedRuns, criterion: Criterion) -> str:
         """Name the runner-up and its value, or say that it ties."""
         if self.second is None or self.second_value is None:
             return ""
-        if self.second_value.mean == self.value.mean:
+        if self.second_value.mean == self.value.mean or self.second in self.tied:
             return f"tied with {runs.label_in_setting(self.second)}"
         return f"next {runs.label_in_setting(self.second)}, {criterion.format_with_unit(self.second_value.mean)}"
 
@@ -157,7 +168,9 @@ def find_winner(runs: GroupedRuns, setting: ComparisonSetting, criterion: Criter
         return None
     sign = -1 if criterion.higher_is_better else 1
     first, *others = sorted(measured, key=lambda pair: sign * pair[1].mean)
-    return Winner(setting, *first, *(others[0] if others else ()))
+    second, second_value = others[0] if others else (None, None)
+    tied = tuple(group for group, _ in others if criterion.is_tie(group, first[0]))
+    return Winner(setting, *first, second, second_value, tied)
 
 
 def build_cards(runs: GroupedRuns) -> list[SummaryCard]:
@@ -181,8 +194,10 @@ def _build_card(runs: GroupedRuns, criterion: Criterion) -> SummaryCard:
         notes.append(f"95\u00a0%: {interval}")
     if second := winner.describe_second(runs, criterion):
         notes.append(second)
-        if winner.value.count > 1 and not winner.is_significant:
-            notes.append("the intervals overlap")
+        if winner.tied:
+            notes.append("a tie: the paired difference is within its 95\u00a0% interval")
+        elif winner.value.count == 1:
+            notes.append("one seed: the difference is not tested")
     if criterion.is_cost and group.reached_count < len(group.runs):
         notes.append(f"reached by {group.reached_count} of {len(group.runs)} seeds only")
     return replace(
@@ -193,8 +208,13 @@ def _build_card(runs: GroupedRuns, criterion: Criterion) -> SummaryCard:
 
 def _count_wins(runs: GroupedRuns, winners: Sequence[Winner], card: SummaryCard) -> SummaryCard:
     """Fill a card with the algorithm that wins in most settings."""
-    (name, count), *others = Counter(winner.group.algorithm for winner in winners).most_common()
-    note = ", ".join(f"{other} in {number}{' too' if number == count else ''}" for other, number in others)
+    alone = [winner for winner in winners if not winner.tied]
+    ties = f"ties in {len(winners) - len(alone)}" if len(alone) < len(winners) else ""
+    if not alone:
+        return replace(card, value="tie", note=f"{ties} of {len(runs.settings)} settings")
+    (name, count), *others = Counter(winner.group.algorithm for winner in alone).most_common()
+    counts = [f"{other} in {number}{' too' if number == count else ''}" for other, number in others]
+    note = ", ".join([*counts, *filter(None, [ties])])
     return replace(
         card, winner=name, style=get_style(name), value=f"in {count} of {len(runs.settings)} settings", note=note
     )
@@ -227,6 +247,10 @@ def _summarize_setting(runs: GroupedRuns, setting: ComparisonSetting) -> str:
         if winner is None:
             continue
         value, name = criterion.format_with_unit(winner.value.mean), runs.label_in_setting(winner.group)
+        if winner.tied:
+            names = " and ".join([name, *map(runs.label_in_setting, winner.tied)])
+            clauses.append(f"{names} tie by {criterion.title.lower()} ({value})")
+            continue
         if len(groups) == 1:
             clauses.append(f"{criterion.title.lower()}: {value}")
         elif has_several:
@@ -251,7 +275,7 @@ def build_rows(runs: GroupedRuns) -> list[TableRow]:
     """Return one table row per group of seeds, with the best value of each setting marked."""
     criteria = select_criteria(runs)
     best = {
-        (setting, criterion.metric): winner.group
+        (setting, criterion.metric): (winner.group, *winner.tied)
         for setting in runs.settings for criterion in criteria if (winner := find_winner(runs, setting, criterion))
     }
     return [_build_row(runs, group, criteria, best) for group in runs.seed_groups]
@@ -259,10 +283,11 @@ def build_rows(runs: GroupedRuns) -> list[TableRow]:
 
 def _build_row(
     runs: GroupedRuns, group: SeedGroup, criteria: Sequence[Criterion],
-    best: Mapping[tuple[ComparisonSetting, str], SeedGroup],
+    best: Mapping[tuple[ComparisonSetting, str], Sequence[SeedGroup]],
 ) -> TableRow:
     values = tuple(
-        _build_value(group, criterion, best.get((group.setting, criterion.metric)) is group) for criterion in criteria
+        _build_value(group, criterion, any(one is group for one in best.get((group.setting, criterion.metric), ())))
+        for criterion in criteria
     )
     worst, loss, total = (group.final_value(column) for column in ("node_accuracy_min", "test_loss", "comm_mb"))
     return TableRow(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.algorithms.api import broadcast as broadcast
     from dbo.algorithms.api import compressor as compressor
     from dbo.algorithms.api import counter as counter
+    from dbo.algorithms.api import exchange as exchange
     from dbo.algorithms.api import mean as mean
     from dbo.algorithms.api import mean_of_clients as mean_of_clients
     from dbo.algorithms.api import mix as mix
@@ -72,7 +73,7 @@ _PLACES = {
         "AVERAGED_INVERSE", "LOCAL_INVERSE", "MINIMISER", "PENALTY", "TRUNCATED_INVERSE", "Array", "Claim",
         "Clients", "Compressor", "ErrorTerms", "Identity", "Key", "Limit", "Message", "Noise", "Qsgd", "RandK",
         "Shard", "Sign", "State", "TopK", "aggregate", "algorithm", "average", "broadcast", "compressor", "counter",
-        "mean", "mean_of_clients", "mix", "round_key", "sample_clients", "server_row",
+        "exchange", "mean", "mean_of_clients", "mix", "round_key", "sample_clients", "server_row",
     ),
     "dbo.platform.network.topology": ("topology",),
     "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),

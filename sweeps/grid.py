@@ -139,7 +139,9 @@ class Grid:
     def _combine(self) -> Iterator[SweepCell]:
         axes = self._list_axes()
         for combination in itertools.product(*axes.values()):
-            yield self.make_cell(dict(zip(axes, combination, strict=True)))
+            values = dict(zip(axes, combination, strict=True))
+            if not self.sweep.skips(values):
+                yield self.make_cell(values)
 
     def _vary_one(self) -> Iterator[SweepCell]:
         """Yield the base, then every other value of every axis alone; all of them for every seed."""

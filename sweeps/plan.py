@@ -26,7 +26,10 @@ from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, OPTIONAL, RENAMED,
 from dbo.platform.runs.targets import choose_target, list_own_metrics, read_directions
 from dbo.tasks.registry import TASKS
 
-SWEEP_FOLDERS = {"": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper")}
+SWEEP_FOLDERS = {
+    "": Path(__file__).with_name("shipped"), "paper/": Path(__file__).with_name("paper"),
+    "beyond/": Path(__file__).with_name("beyond"),
+}
 MAX_CELLS = 10_000
 METRICS = tuple(c for c in (*COLUMNS, *OPTIONAL) if c not in {"round", "timestamp"})
 Model = TypeVar("Model", bound=BaseModel)
@@ -67,6 +70,8 @@ class Sweep(_Strict):
     claim: str | None = Field(None, description="what the sweep is to show, for the report")
     experiment: dict[str, Any] = Field({}, description="the base; keys that are left out have an experiment's defaults")
     axes: dict[str, Any] = Field(min_length=1, description="dotted key of the experiment to its values")
+    skip: list[dict[str, Any]] = Field(
+        [], description="grid: cells to leave out, each given by values of axes (a list: any of them)")
     mode: Literal["grid", "one_at_a_time", "random", "tpe"] = Field("grid", description="how the axes are combined")
     trials: int | None = Field(None, ge=1, le=MAX_CELLS, description="number of cells of a search")
     metric: str = Field("test_accuracy", description="the metric that ranks cells; left out: that of the target")
@@ -118,6 +123,23 @@ class Sweep(_Strict):
             raise InputError(f"{where}: {values!r} is not allowed; a value is given twice")
         return values
 
+    def _check_skip(self) -> None:
+        """Refuse what is no value of an axis: it would skip nothing."""
+        if self.skip and self.mode != "grid":
+            raise InputError(f"skip: is not allowed; mode {self.mode} has no grid")
+        for number, rule in enumerate(self.skip):
+            for key, wanted in rule.items():
+                values = self.axes[pick(f"skip.{number}", key, self.axes)]
+                for value in wanted if isinstance(wanted, list) else [wanted]:
+                    if value not in values:
+                        raise InputError(f"skip.{number}.{key}: {value!r} is not allowed; must be a value of the axis")
+
+    def skips(self, values: Mapping[str, Any]) -> bool:
+        """Decide whether a cell of the grid is left out."""
+        return any(
+            all(values[key] in (wanted if isinstance(wanted, list) else [wanted]) for key, wanted in rule.items())
+            for rule in self.skip)
+
     def check(self) -> Self:
         """Return the sweep, or raise `InputError`. Experiments are validated later, when cells are built."""
         known = dict.fromkeys((*METRICS, *read_directions(self.task), *list_own_metrics(self.task)))
@@ -125,6 +147,7 @@ class Sweep(_Strict):
         _ = self.parsed_target, self.parsed_axes
         if self.early_stopping is not None and self.early_stopping.metric is not None:
             pick("stop.metric", self.early_stopping.metric, known)
+        self._check_skip()
         if self.is_search and self.trials is None:
             raise InputError(f"trials: a value is required with mode {self.mode}")
         if self.is_search and "seed" in self.axes:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
+from dbo.platform.config.engine_choice import RAY_START_SECONDS
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.engine import ray_session
 from dbo.platform.engine.factory import check_request
@@ -165,7 +166,8 @@ class SweepProgress:
         seconds = (self.cell_seconds() or 0.0) * self.left
         bytes_ = sum(each.bytes_links for each in self._estimates.values()) / len(self._estimates) * self.left
         where = "on one core" if slots is None else f"with {slots} at a time"
-        duration = format_duration(seconds / min(slots or 1, self.left))
+        start = 0.0 if slots is None else RAY_START_SECONDS       # a cluster has started already
+        duration = format_duration(start + seconds / min(slots or 1, self.left))
         return f"{head}; about {duration} {where}, {format_bytes(bytes_)} between nodes"
 
 

@@ -103,6 +103,12 @@ def is_large(value: Any) -> bool:
     return is_tensor(value) and value.ndim == 2 and value.shape[1] >= MIN_ENTRIES and value.is_floating_point()
 
 
+@cache
+def _can_expand() -> bool:
+    """Decide whether the processor adds packed rows faster with expanding loads."""
+    return bool(_kernels().can_expand())
+
+
 def evaluate(sums: Sequence[tuple[Array, Sequence[tuple[Any, Any]]]]) -> None:
     """Compute Σ c a of each sum (out, terms) into its `out`, all in one pass; later sums may use earlier ones.
 
@@ -115,23 +121,26 @@ def evaluate(sums: Sequence[tuple[Array, Sequence[tuple[Any, Any]]]]) -> None:
 
     def evaluate_row(i: int) -> None:
         offset = i * shape[1] * dtype.itemsize
-        rows: list[tuple[float, int, int]] = []      # weight, address of entries or words, address of packed entries
+        # Weight, address of entries or words, address and number of packed entries.
+        rows: list[tuple[float, int, int, int]] = []
         ends = []
         for _, terms in sums:
+            start = len(rows)
             for c, a in terms:
                 coefficient = c if isinstance(c, float) else float(c[i, 0])
                 if isinstance(a, np.ndarray):
-                    rows.append((coefficient, addresses[id(a)] + offset, 0))
+                    rows.append((coefficient, addresses[id(a)] + offset, 0, 0))
                     continue
                 for weight, row in a.terms[i]:
-                    places = (row.ctypes.data, 0) if isinstance(row, np.ndarray) else (
-                        row.words.ctypes.data, row.entries.ctypes.data)
+                    places = (row.ctypes.data, 0, 0) if isinstance(row, np.ndarray) else (
+                        row.words.ctypes.data, row.entries.ctypes.data, row.entries.size)
                     rows.append((coefficient * weight, *places))
+            rows[start:] = sorted(rows[start:], key=lambda row: row[2] != 0)      # dense ones first, in their order
             ends.append(len(rows))
         kernel(
             like, shape[1], np.array([addresses[id(out)] + offset for out, _ in sums]), np.array(ends),
-            np.array([weight for weight, _, _ in rows], dtype=np.float64),
-            np.array([at for _, at, _ in rows], dtype=np.int64), np.array([at for _, _, at in rows], dtype=np.int64),
+            np.array([row[0] for row in rows], dtype=np.float64),
+            *(np.array([row[column] for row in rows], dtype=np.int64) for column in (1, 2, 3)), _can_expand(),
         )
 
     map_rows(evaluate_row, shape[0])

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba.core import registry
 
 from dbo.algorithms.compression.compressors import keep_largest
 from dbo.algorithms.compression.grid import Grid, quantize_entries
 from dbo.algorithms.gossip import Packed, PackedRow
+from dbo.algorithms.kernels.compiled import find_processor
 from dbo.algorithms.kernels.fused import map_rows
 from dbo.algorithms.kernels.lazy import Rows, split_difference, unwrap
 from dbo.algorithms.kernels.selection_kernels import AVX2, AVX512, BUCKETS, SCALAR, Form, narrow, sample
@@ -29,12 +29,6 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
     "avx2": (AVX2, frozenset({"+avx2", "+bmi2"})),
     "scalar": (SCALAR, frozenset()),
 }
-
-
-def find_processor() -> tuple[str, frozenset[str]]:
-    """Return the name and the features of the processor that numba compiles for."""
-    _, processor, features = registry.cpu_target.target_context.codegen().magic_tuple()
-    return processor, frozenset(features.split(","))
 
 
 def usable_forms(features: frozenset[str]) -> dict[str, Form]:

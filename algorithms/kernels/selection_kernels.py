@@ -13,7 +13,7 @@ import numpy as np
 from numba.core import cgutils, types
 from numba.cpython.unsafe import numbers
 
-from dbo.algorithms.kernels.compiled import compiled, intrinsic
+from dbo.algorithms.kernels.compiled import compiled, count_marks, intrinsic
 from dbo.algorithms.protocol import Array
 
 llvm: Any = cgutils
@@ -219,12 +219,6 @@ _TWO_WORDS = tuple_of(types.uint64, 2)
 
 
 @intrinsic
-def _count(typing: Any, word: Any) -> Any:
-    """Count the bits that are set."""
-    return _WORD(_WORD), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
-
-
-@intrinsic
 def _deposit(typing: Any, bits: Any, word: Any) -> Any:
     """Place the lowest bits, one after the other, where the word has its marks."""
 
@@ -309,7 +303,7 @@ def _deposit_flags(flags: Array, words: Array) -> None:
         if shift:
             bits |= flags[here + np.uint64(1)] << (np.uint64(64) - shift)
         words[i] = _deposit(bits, word)
-        at += _count(word)
+        at += count_marks(word)
 
 
 @compiled
@@ -357,13 +351,13 @@ def make_vector_form(register: int) -> Form:
                 word = np.uint64(0)
                 for j in range(np.uint64(0), np.uint64(64), step):
                     some = _pack(register, a, b, np.uint64(64 * i) + j, low, entries, at)
-                    at += _count(some)
+                    at += count_marks(some)
                     word |= some << j
                 words[i] = word
             while seen + step <= at:
                 some, bad = _find(register, entries, seen, high, found, inside)
                 seen += step
-                inside += _count(some)
+                inside += count_marks(some)
                 nan |= bad
         packed, kept, has_nan = _gather_rest(a, b, low, high, words, entries, found, whole, at, seen, inside, nan != 0)
         return packed, kept, has_nan
@@ -373,7 +367,7 @@ def make_vector_form(register: int) -> Form:
         """`settle`, a register of packed entries at a time; ties are resolved one by one, by position."""
         total = np.uint64(0)
         for i in range(words.size):
-            total += _count(words[i])
+            total += count_marks(words[i])
         flags = np.zeros(total // np.uint64(64) + np.uint64(2), np.uint64)
         at, read = np.uint64(0), np.uint64(0)
         step = np.uint64(register // entries.itemsize)
@@ -383,7 +377,7 @@ def make_vector_form(register: int) -> Form:
                 above, equal = _keep(register, entries, read, least, at)
                 if equal == 0:
                     flags[read >> np.uint64(6)] |= above << (read & np.uint64(63))
-                    at += _count(above)
+                    at += count_marks(above)
                     read += step
                     continue
             for _ in range(min(step, total - read)):

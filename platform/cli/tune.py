@@ -75,7 +75,7 @@ def tune_steps(
                 raise
             failed.append(str(error))
             continue
-        own_plan.write_preset(out, result, plan.data_digest, typed_command())
+        own_plan.write_preset(out, result, typed_command())
         print_line(_describe(result))
     print_line(f"{runner.ran} trials run; log: {log}")
     if len(failed) < len(plan.searches):

@@ -110,4 +110,5 @@ def _suggest_command(algorithm: str, task: Mapping[str, Any], plugins: tuple[str
 @cache
 def _read(algorithm: str) -> dict[str, Any]:
     source = Path(registry.__file__).with_name("presets") / f"{algorithm}.yaml"
-    return yaml_io.read(source) if source.is_file() else {}
+    entries = yaml_io.read(source) if source.is_file() else {}
+    return {place: entry.get("values", entry) for place, entry in entries.items()}      # older entries are bare values

@@ -13,21 +13,24 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
-from array_api_compat import is_array_api_obj
+from array_api_compat import array_namespace, device, is_array_api_obj
 
 from dbo.algorithms.api import (
     Algorithm,
     Array,
     Message,
     Mixed,
+    Neighbours,
+    NetworkFacts,
     NotRowsError,
     Outgoing,
     Packed,
+    PackedRow,
     Shard,
     State,
 )
 from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, is_large
-from dbo.algorithms.kernels.lazy import RowSum, wrap, wrap_sum
+from dbo.algorithms.kernels.lazy import RowSum, unwrap, wrap, wrap_sum
 from dbo.platform.config.plugins import locate_error
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
@@ -133,10 +136,12 @@ class Block:
     ) -> None:
         self.algorithm, self.config, self.ids, self.epoch = algorithm, config, tuple(ids), epoch
         self.device = device or Cpu()
-        self.shard = CountingShard(self.device.place(problem.shard(self.ids)), batches)
+        placed = self.device.place(problem.shard(self.ids))
+        self.shard = CountingShard(placed, batches, network=describe_network(network))
         self._schedules = schedules or Schedules()
         self._network = network
         self._plans = {("edges", frozenset[int]()): plan_gossip(network, self.ids, self.device)}
+        self._places = _list_places(network, self.ids)
         self._declared = None if algorithm.packets is None else algorithm.packets(config)
         self._round: _Round | None = None
         self._problem = problem
@@ -191,7 +196,7 @@ class Block:
         finally:
             self.seconds += self._clock() - start
 
-    def _run(self, current: _Round, mixed: tuple[Array, ...] | None) -> Packets | None:
+    def _run(self, current: _Round, mixed: tuple[Array | Neighbours, ...] | None) -> Packets | None:
         """Run the coroutine up to its next packet, or to its end."""
         try:
             current.outgoing = current.coroutine.send(mixed)    # type: ignore[arg-type]  # None starts a coroutine
@@ -247,7 +252,8 @@ class Block:
 
     @property
     def _allowed(self) -> str:
-        return "mix(...)" if self._network.server is None else "average(...), broadcast(...) or aggregate(...)"
+        gossip, star = "mix(...) or exchange(...)", "average(...), broadcast(...) or aggregate(...)"
+        return gossip if self._network.server is None else star
 
     def _plan(self, outgoing: Outgoing) -> RoutePlan:
         """Return who sends to whom in this step; clients that take part may change from round to round."""
@@ -274,7 +280,7 @@ class Block:
     def _header(self, current: _Round, sender: int) -> Header:
         return Header(sender=sender, epoch=self.epoch, round=current.number, step=current.step)
 
-    def _mix(self, current: _Round, received: Received) -> tuple[Array, ...]:
+    def _mix(self, current: _Round, received: Received) -> tuple[Array | Neighbours, ...]:
         assert current.outgoing is not None
         plan = self._plan(current.outgoing)
         if plan.remote:
@@ -283,6 +289,8 @@ class Block:
         rows: Mapping[str, Any] = {name: [packet.channels[name] for packet in packets] for name in current.channels}
         if packets:
             rows = self.device.expand(rows)
+        if current.outgoing.separate:
+            return tuple(self._separate(plan, message, rows[name]) for name, message in current.channels.items())
         return tuple(_sum(plan, message, rows[name]) for name, message in current.channels.items())
 
     def _decode(self, current: _Round, node: int, received: Received) -> Packet:
@@ -298,6 +306,22 @@ class Block:
             )
         except WireError as error:
             raise ProtocolError(f"{where}: packet of node {node}: {error}") from error
+
+    def _separate(self, plan: RoutePlan, message: Message | Packed, remote: Any) -> Neighbours:
+        """Return every neighbour's row of one channel, with its weight."""
+        values: Any = unwrap(message.values)
+        xp = array_namespace(values)
+        received = [row.dense(message.shape[1]) if isinstance(row, PackedRow) else row for row in remote]
+        rows = _in_node_order(plan, list(values), received)
+        nothing = xp.zeros_like(values[0])
+        at, weights, own = self._places
+        picked = [xp.stack([nothing if k < 0 else rows[k] for k in places]) for places in at] if at.shape[1] else []
+        empty = xp.zeros((len(self.ids), 0, message.shape[1]), dtype=values.dtype, device=device(values))
+        return Neighbours(
+            xp.stack(picked) if picked else empty,
+            xp.asarray(weights, dtype=values.dtype, device=device(values)),
+            xp.asarray(own, dtype=values.dtype, device=device(values)),
+        )
 
     def _finish(self, state: Any, packets: int) -> None:
         """Check the state that a round has returned, and keep it."""
@@ -384,6 +408,24 @@ class Block:
         self.state = unflatten(self.algorithm.state, loaded)
         self.ledger.restore(_select_prefix(flat, "ledger."))
         self.shard.calls[:] = flat["oracles"]
+
+
+def describe_network(network: Network) -> NetworkFacts:
+    """Return what an algorithm may know of the network."""
+    return NetworkFacts(network.nodes, int(network.degree.max(initial=0)), network.spectral_gap)
+
+
+def _list_places(network: Network, ids: Sequence[int]) -> tuple[Array, Array, Array]:
+    """Return (nodes, places) positions of neighbours among the rows in node order, −1 for none; their weights; w_ii."""
+    places = int(network.degree.max(initial=0))
+    order = sorted({*ids, *(j for i in ids for j in network.neighbours[i])})
+    at, weights = np.full((len(ids), places), -1, dtype=np.int64), np.zeros((len(ids), places, 1))
+    own = np.array([[network.weights[i, i]] for i in ids], dtype=np.float64)
+    for row, node in enumerate(ids):
+        for place, other in enumerate(network.neighbours[node]):
+            at[row, place] = np.searchsorted(order, other)
+            weights[row, place, 0] = network.weights[node, other]
+    return at, weights, own
 
 
 def init_state(algorithm: Algorithm, shard: Shard, config: DataclassInstance) -> State:

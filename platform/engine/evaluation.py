@@ -43,8 +43,9 @@ def evaluate(
     direction of the upper level, which need not be near ∇ψ. `consensus_*` and `compression_*` are the error terms that
     the algorithm declares. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
-    if there are any. `channels` are the bytes of all nodes by channel. With a sample of nodes, everything about the
-    nodes' own models is that of the sample, whose size is `nodes_evaluated`.
+    if there are any. `public_accuracy_*` belong to (x_i, Σ_j w_ij ŷ_j) with what the neighbours have published of y,
+    for methods that keep it. `channels` are the bytes of all nodes by channel. With a sample of nodes, everything about
+    the nodes' own models is that of the sample, whose size is `nodes_evaluated`.
 
     In a star the mean model is the server's, whose row is the last one; the nodes' own models are the clients'.
     """
@@ -97,6 +98,7 @@ def evaluate(
         **_penalty_metrics(problem, algorithm, config, x_mean[0]),
         **_tune_metrics(problem, own_x, own_y),
         **({"nodes_evaluated": len(sample)} if is_sample else {}),
+        **_public_metrics(problem, own_x, engine.rows("public_y"), sample),
     }, nodes
 
 
@@ -151,6 +153,19 @@ def _own_metrics(of_mean: dict[str, Array], of_nodes: dict[str, Array]) -> Recor
 def first_nonfinite_metric(record: Record) -> str | None:
     """Return the name of the first metric that is not finite; None if there is none."""
     return next((name for name, v in record.items() if isinstance(v, float) and not math.isfinite(v)), None)
+
+
+def _public_metrics(problem: Problem, x: Array, public_y: Array | None, sample: Array) -> dict[str, float]:
+    """Return the accuracies of the models that neighbourhoods have published, if the state has them."""
+    if public_y is None:
+        return {}
+    accuracy = problem.evaluate_nodes(x, public_y[sample]).get("test_accuracy")
+    if accuracy is None:
+        return {}
+    return {
+        "public_accuracy_mean": float(np.mean(accuracy, dtype=np.float64)),
+        "public_accuracy_min": float(np.min(accuracy)),
+    }
 
 
 def _penalty_metrics(problem: Problem, algorithm: Algorithm, config: DataclassInstance, x: Array) -> dict[str, float]:

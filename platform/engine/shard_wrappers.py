@@ -10,7 +10,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import Array, Key, WeightedGradient
+from dbo.algorithms.api import Array, Key, NetworkFacts, WeightedGradient
 from dbo.algorithms.kernels.lazy import unwrap, wrap
 from dbo.tasks.api import Batches, Problem
 from dbo.tasks.api import Shard as TaskShard
@@ -29,9 +29,14 @@ class CountingShard:
     """
 
     def __init__(
-        self, shard: TaskShard, batches: Batches | None = None, calls: NDArray[np.int64] | None = None
+        self,
+        shard: TaskShard,
+        batches: Batches | None = None,
+        calls: NDArray[np.int64] | None = None,
+        network: NetworkFacts | None = None,
     ) -> None:
         self.shard = shard
+        self.network = network or NetworkFacts()
         self.nodes, self.dim_x, self.dim_y = shard.nodes, shard.dim_x, shard.dim_y
         self.ids, self.seed, self.x0, self.y0 = shard.ids, shard.seed, shard.x0, shard.y0
         self.clients = shard.clients
@@ -50,7 +55,7 @@ class CountingShard:
         at = (key.round, 0 if self._batches.per == "round" else key.step)
         if self._last is None or self._last[0] != at:
             batch = self.shard.draw_batch(self._batches, *at)
-            self._last = at, CountingShard(batch, calls=self.calls)
+            self._last = at, CountingShard(batch, calls=self.calls, network=self.network)
             self._last[1]._counted = self._counted
         return self._last[1]
 
@@ -67,7 +72,10 @@ class CountingShard:
         self._last = None
 
     def __getattr__(self, name: str) -> NoReturn:
-        known = "nodes, dim_x, dim_y, ids, seed, clients, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy, h_y, sample"
+        known = (
+            "nodes, dim_x, dim_y, ids, seed, network, clients, x0, y0, f, g, f_x, f_y, g_x, g_y, g_yy, g_xy, h_y, "
+            "sample"
+        )
         raise AttributeError(f"a shard has no {name!r}; it has {known}", name=name, obj=self)
 
     def counters(self) -> dict[str, int]:

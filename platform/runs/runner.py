@@ -14,7 +14,7 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.plugins import ship
 from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.base import Engine, RunSpec
-from dbo.platform.engine.block import init_state
+from dbo.platform.engine.block import describe_network, init_state
 from dbo.platform.engine.factory import start_engine, startup_notice
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.errors import InputError, RunError
@@ -221,7 +221,8 @@ class _Execution:
         """Start the engine. A plugin's `init` is tried here first: its errors are clearer than a worker's."""
         if not spec.algorithm.built_in and not self.experiment.parts.engine.gpus_per_node:
             shard = spec.problem.shard(range(min(2, spec.problem.nodes)))
-            init_state(spec.algorithm, CountingShard(shard, spec.batches), spec.config)
+            counting = CountingShard(shard, spec.batches, network=describe_network(spec.network))
+            init_state(spec.algorithm, counting, spec.config)
         return start_engine(self.experiment.parts.engine, spec)
 
     def _train(self, loop: TrainingLoop) -> Result:

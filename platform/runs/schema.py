@@ -53,6 +53,8 @@ METRICS = {metric.name: metric for metric in (
     Metric("lower_loss", "min", "mean over nodes of g_i at the mean model"),
     Metric("node_accuracy_mean", "max", "mean over nodes of the accuracy of their own models"),
     Metric("node_accuracy_min", "max", "accuracy of the worst node's own model"),
+    Metric("public_accuracy_mean", "max", "accuracy of the nodes' published neighbourhood means, mean over nodes"),
+    Metric("public_accuracy_min", "max", "the same of the worst node"),
     Metric("bytes_broadcast", "min", "encoded bytes, each message counted once", is_cost=True),
     Metric("bytes_links", "min", "encoded bytes, each message counted once per receiver", is_cost=True),
     Metric("packets", "min", "packets of all nodes", is_cost=True),
@@ -89,10 +91,11 @@ METRICS = {metric.name: metric for metric in (
 CLOSED_FORMS = ("solution_error", "penalty_error", "hypergradient_error")      # of tasks whose solution is known
 STAR_COLUMNS = ("bytes_up", "bytes_down", "server_bytes")                     # of runs with a server
 PSI = ("psi", "psi_gradient_norm", "psi_residual", "psi_converged", "psi_test_accuracy", "psi_tune_loss")
-# What only some runs or evaluations have: solves of the lower level, a tune split, an algorithm's own error terms.
+# What only some runs or evaluations have: solves of the lower level, a tune split, an algorithm's own error terms, and
+# public copies.
 OPTIONAL = (*CLOSED_FORMS, *PSI, *STAR_COLUMNS, "tune_loss", *(
     name for name in METRICS
-    if name.startswith(("consensus_", "compression_")) and name not in ("consensus_x", "consensus_y")))
+    if name.startswith(("consensus_", "compression_", "public_")) and name not in ("consensus_x", "consensus_y")))
 COLUMNS = tuple(name for name in METRICS if name not in OPTIONAL)              # of every run
 RENAMED = {"hypergradient_norm": "direction_norm"}                             # in files of older versions
 BLOCK_SECONDS = "block_seconds"         # computing time of each block: a list in a line of metrics.jsonl, no column

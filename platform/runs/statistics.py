@@ -32,12 +32,6 @@ class MeanEstimate:
     high: float | None
     count: int
 
-    def is_separated_from(self, other: "MeanEstimate") -> bool:
-        """Decide whether the intervals do not overlap."""
-        if self.low is None or self.high is None or other.low is None or other.high is None:
-            return False
-        return self.high < other.low or other.high < self.low
-
 
 def estimate_mean(values: Iterable[float | None]) -> MeanEstimate | None:
     """Estimate the mean of the finite values; None if there is none."""

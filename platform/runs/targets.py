@@ -40,7 +40,8 @@ def choose_target(requested: str | None, task: str) -> Target:
                          f"--target {next(iter(declared), 'upper_loss')}=LEVEL")
     target = Target.parse(str(default) if requested is None else requested, list_own_metrics(task))
     needed = {name: name for name in CLOSED_FORMS} | {
-        "test_accuracy": "test_accuracy", "node_accuracy_mean": "test_accuracy", "node_accuracy_min": "test_accuracy"}
+        "test_accuracy": "test_accuracy", "node_accuracy_mean": "test_accuracy", "node_accuracy_min": "test_accuracy",
+        "public_accuracy_mean": "test_accuracy", "public_accuracy_min": "test_accuracy"}
     if needed.get(target.metric, target.metric) not in declared and target.metric in needed:
         advice = f"; try {default}" if requested is not None and _is_declared(default, declared) else ""
         raise InputError(

@@ -215,7 +215,7 @@ def _measure_end(
         if claim:
             largest = max(1.0, *(float(np.abs(rows).max()) for rows in (block.state.x, block.state.y)))
             # The algorithm's shard counts oracle calls: ask the one behind it.
-            shard = CountingShard(block.shard.shard)
+            shard = CountingShard(block.shard.shard, network=block.shard.network)
             for name, residual in claim.invariants(before, block.state, shard, block.config).items():
                 size = float(np.abs(residual).max()) / largest
                 residuals[name] = max(size, residuals.get(name, 0.0), key=_nan_is_largest)

@@ -235,7 +235,7 @@ class _FreshShard(CountingShard):
             return self.shard.draw_batch(BATCHES, key.round, next(self._steps))
 
         s = self.shard
-        return CountingShard(_Redrawn(s.ids, s.seed, s.x0, s.y0, draw), calls=self.calls)
+        return CountingShard(_Redrawn(s.ids, s.seed, s.x0, s.y0, draw), calls=self.calls, network=self.network)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,13 @@
 
     python -m dbo.sweeps.tuning --write
 
-A trial is a run of `budget` oracle calls per node. Its score is the area under a curve against oracle calls: the nodes'
-mean accuracy (quadratic: decades won towards the solution). Half of the trials are spread over the ranges of
+A trial is a run of `budget` oracle calls per node. Its score is the area under a curve against oracle calls: the
+share by which the upper loss on the tune split has fallen, at (x̄, y*(x̄)) or at the nodes' own models (quadratic:
+decades won towards the solution). No test sample has a part in it. Half of the trials are spread over the ranges of
 `tuning.yaml` on a log scale, after the algorithm's defaults and published values; the others are sampled around the
 best. The best run again on other seeds for longer, with larger steps and on denser graphs. The preset is the highest
-mean score among those that neither diverge nor decay.
+mean score among those that neither diverge nor decay. Stop the command at any time; the same command continues from
+its log.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,20 +17,26 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from dbo.platform.config import yaml_io
 from dbo.platform.config.terminal import escape_control
 from dbo.platform.errors import InputError
 from dbo.platform.runs.atomic_io import write_atomically
 from dbo.sweeps.tuning.plan import StepSizes, StepSizeSearch, TuningPlan, list_searches, read_plan
-from dbo.sweeps.tuning.search import Candidate, SearchResult, run_search
+from dbo.sweeps.tuning.search import Candidate, SearchResult, build_entry, run_search
 from dbo.sweeps.tuning.trials import TrialNotLogged, TrialRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS, PAGE = ROOT / "algorithms" / "presets", ROOT / "docs" / "tuning.md"
-LOG = PAGE.with_suffix(".jsonl") if PAGE.exists() else Path("runs") / "tuning.jsonl"      # a checkout, or installed
-_REACHED = {"accuracy": "accuracy", "distance": "distance"}
+LOG = PAGE.with_name("tuning-psi.jsonl") if PAGE.exists() else Path("runs") / "tuning.jsonl"    # a checkout, or not
 _BEGIN, _END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -55,17 +63,30 @@ def main(
     console, plan = Console(), read_plan()
     searches = list_searches(plan, _split_names(algorithms), _split_names(tasks), trials, data_dir)
     runner = TrialRunner(log)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        for search in searches:
-            bar = progress.add_task(f"{search.algorithm} {search.task}", total=search.trials + 1)
-            for result in run_search(search, runner):
-                progress.advance(bar)
-                if result is not None:
-                    progress.remove_task(bar)
-                    console.print(escape_control(format_result(result)), highlight=False, markup=False, soft_wrap=True)
-                    if write:
-                        write_preset(result)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left:"), TimeRemainingColumn(),
+    )
+    try:
+        with Progress(*columns, console=console) as progress:
+            whole = progress.add_task("searches", total=len(searches))
+            for search in searches:
+                bar = progress.add_task(f"{search.algorithm} {search.task}", total=search.trials + 1)
+                runner.on_trial = lambda bar=bar, name=f"{search.algorithm} {search.task}": progress.update(    # type: ignore[misc]
+                    bar, description=f"{name}, {runner.ran} trials run")
+                for result in run_search(search, runner):
+                    progress.advance(bar)
+                    if result is not None:
+                        progress.remove_task(bar)
+                        line = escape_control(format_result(result))
+                        console.print(line, highlight=False, markup=False, soft_wrap=True)
+                        if write:
+                            write_preset(result)
+                progress.advance(whole)
+    except KeyboardInterrupt:
+        stopped = escape_control(f"stopped after {runner.ran} trials; the same command continues from {log}")
+        console.print(stopped, highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
     if write:
         write_page(replay_log(plan, log), PAGE)
     ended = escape_control(f"{runner.ran} trials run; log: {log}")
@@ -112,27 +133,20 @@ def write_preset(result: SearchResult, folder: Path = PRESETS) -> None:
     search = result.search
     file = folder / f"{search.algorithm}.yaml"
     presets = yaml_io.read(file) if file.exists() else {}
-    presets[search.task] = result.chosen.values
+    presets[search.task] = build_entry(result)
     order = [*search.plan.tasks, *(task for task in presets if task not in search.plan.tasks)]
     write_atomically(file, "".join([
-        *(f"# {line}\n" for line in _make_header(search, [task for task in order if task in presets])),
+        *(f"# {line}\n" for line in _make_header(search)),
         *(yaml_io.dump({task: presets[task]}) for task in order if task in presets),
     ]))
 
 
-def _make_header(search: StepSizeSearch, tasks: Sequence[str]) -> Iterator[str]:
+def _make_header(search: StepSizeSearch) -> Iterator[str]:
     plan = search.plan
-    budgets = (
-        f"{task} {plan.tasks[task].trials or plan.trials} × {plan.tasks[task].budget}" for task in tasks
-        if task in plan.tasks
-    )
-    yield "Tuned step sizes, for what an experiment leaves out. Found by"
+    yield "Tuned step sizes, for what an experiment leaves out. Entries with a score were found by"
     yield f"    python -m dbo.sweeps.tuning --algorithms {search.algorithm} --write"
-    yield "Score: area under node_accuracy_mean, quadratic: decades towards the solution,"
-    seeds = f"{plan.seeds.search} and {plan.seeds.final}"
-    yield f"against oracle calls ({_format_weights(plan)} per node); mean of seeds {seeds}."
-    yield "Trials × oracle calls, the same for every algorithm (docs/tuning.md):"
-    yield f"    {', '.join(budgets)}"
+    yield f"with oracle calls counted as {_format_weights(plan)} per node, the same number for every algorithm."
+    yield "Bare entries are older: they were selected on test accuracy (docs/tuning.md)."
 
 
 def _format_weights(plan: TuningPlan) -> str:
@@ -157,7 +171,7 @@ def format_tables(results: Sequence[SearchResult]) -> str:
         of_task = [result for result in results if result.search.task == task]
         search = of_task[0].search
         task_plan = search.task_plan
-        reached = _REACHED[task_plan.score]
+        reached = task_plan.score
         lines = [
             f"### {task}", "",
             f"{search.trials} trials of {task_plan.budget} oracle calls per node for every algorithm.", "",

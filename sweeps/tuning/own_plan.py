@@ -28,7 +28,7 @@ from dbo.sweeps.tuning.plan import (
     make_search,
     read_plan,
 )
-from dbo.sweeps.tuning.search import SearchResult
+from dbo.sweeps.tuning.search import SearchResult, build_entry
 
 TUNE_FRACTION = 0.3
 TRIALS, BUDGET = 16, 2000
@@ -41,7 +41,7 @@ _NOT_SEARCHED = (
     "name", "seed", "rounds", "eval_every", "checkpoint_every", "algorithm", "engine", "tracking", "presets",
     "data_dir",
 )
-_SLACK = {"tune_loss": 0.05, "upper_loss": 0.05, "distance": 0.5}
+_SLACK = {"psi_tune_loss": 0.05, "tune_loss": 0.05, "upper_loss": 0.05, "distance": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def plan_searches(
     seeds = TuningSeeds(search=search, final=final, margin=margin)
     prepared = prepare(Experiment(**base, data_dir=experiment.data_dir, seed=seeds.search))
     like = known.tasks.get(place)
-    score = _choose_score(prepared)
+    score = _choose_score(prepared, like)
     for role in ranges or {}:
         pick("--range", role, {*RANGES, *known.ranges})
     plan = known.model_copy(update={
@@ -86,12 +86,17 @@ def _choose_base(experiment: Experiment) -> dict[str, Any]:
     return {**base, "tune_fraction": experiment.tune_fraction or TUNE_FRACTION}
 
 
-def _choose_score(prepared: Prepared) -> Literal["tune_loss", "distance", "upper_loss"]:
-    """Return the loss on the tune part; without samples the distance to a known solution, else the upper loss."""
+def _choose_score(
+    prepared: Prepared, like: TaskPlan | None
+) -> Literal["psi_tune_loss", "tune_loss", "distance", "upper_loss"]:
+    """Return the loss on the tune part: at (x̄, y*(x̄)) where the shipped plan takes that solve for cheap.
+
+    Without samples it is the distance to a known solution, else the upper loss.
+    """
     problem = prepared.problem
     shard = problem.shard([0])
     if problem.tune_losses(shard.x0, shard.y0) is not None:
-        return "tune_loss"
+        return "psi_tune_loss" if like is not None and like.score == "psi_tune_loss" else "tune_loss"
     return "distance" if "solution_error" in problem.task_metrics(shard.x0[0], shard.y0[0]) else "upper_loss"
 
 
@@ -160,21 +165,11 @@ def parse_ranges(texts: Sequence[str]) -> dict[str, Bounds]:
     return found
 
 
-def write_preset(file: Path, result: SearchResult, data_digest: str | None, command: str) -> None:
+def write_preset(file: Path, result: SearchResult, command: str) -> None:
     """Add the values that a search has found to a preset file; other entries stay."""
-    search, chosen = result.search, result.chosen
-    task_plan, base = search.task_plan, search.task_plan.experiment
+    search, base = result.search, result.search.task_plan.experiment
     entry = {
-        "values": dict(chosen.values),
-        "horizon": {"oracle_calls": task_plan.budget, "rounds": chosen.first.rounds, "trials": search.trials},
-        "score": {
-            "metric": task_plan.score, "mean": _round(chosen.score), "reached": chosen.first.reached,
-            "defaults": _round(result.defaults.score),
-        },
-        "data": {
-            "sha256": data_digest, "seeds": [search.plan.seeds.search, search.plan.seeds.final],
-            **({"tune_fraction": base["tune_fraction"]} if task_plan.score == "tune_loss" else {}),
-        },
+        **build_entry(result),
         "setting": {
             key: base[key] for key in ("nodes", "topology", "partition", "batch_size", "dtype") if key in base
         } | ({"algorithm": dict(search.given)} if search.given else {}),
@@ -185,7 +180,3 @@ def write_preset(file: Path, result: SearchResult, data_digest: str | None, comm
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, "# Tuned step sizes. An experiment uses them with the key `presets`; given values win.\n"
                      + yaml_io.dump(content))
-
-
-def _round(score: float | None) -> float | None:
-    return None if score is None else round(score, 6)

@@ -34,7 +34,7 @@ class TaskPlan(_Strict):
 
     experiment: dict[str, Any]
     budget: int = Field(gt=0, description="weighted oracle calls of a node per trial")
-    score: Literal["accuracy", "distance", "tune_loss", "upper_loss"]
+    score: Literal["accuracy", "distance", "psi_tune_loss", "tune_loss", "upper_loss"]
     slack: float = Field(ge=0, description="how far below its best a final run may end, in units of the score")
     ranges: dict[str, Bounds]
     trials: int | None = Field(None, ge=4, description="replaces the plan's")

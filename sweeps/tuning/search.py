@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 from scipy.stats import qmc
@@ -43,6 +44,28 @@ class SearchResult:
     chosen: Candidate
     defaults: Candidate
     published: Candidate | None
+
+
+def build_entry(result: SearchResult) -> dict[str, Any]:
+    """Return the entry of a preset file: the values, and how they were found."""
+    search, chosen = result.search, result.chosen
+    task_plan, base = search.task_plan, {**search.plan.experiment, **search.task_plan.experiment}
+    return {
+        "values": dict(chosen.values),
+        "horizon": {"oracle_calls": task_plan.budget, "rounds": chosen.first.rounds, "trials": search.trials},
+        "score": {
+            "metric": task_plan.score, "mean": _round(chosen.score), "reached": chosen.first.reached,
+            "defaults": _round(result.defaults.score),
+        },
+        "data": {
+            "sha256": chosen.first.data, "seeds": [search.plan.seeds.search, search.plan.seeds.final],
+            **({"tune_fraction": base["tune_fraction"]} if "tune_fraction" in base else {}),
+        },
+    }
+
+
+def _round(score: float | None) -> float | None:
+    return None if score is None else round(score, 6)
 
 
 def run_search(search: StepSizeSearch, trials: TrialRunner) -> Iterator[SearchResult | None]:

@@ -19,7 +19,7 @@ from dbo.platform.runs.atomic_io import append_durably
 from dbo.platform.runs.runner import Prepared, Result, prepare, run
 from dbo.sweeps.tuning.plan import StepSizes, StepSizeSearch
 
-_LOSSES = ("tune_loss", "upper_loss")
+_LOSSES = ("psi_tune_loss", "tune_loss", "upper_loss")
 _MIN_DISTANCE = 1e-12      # smaller distances are rounding errors
 
 
@@ -48,10 +48,11 @@ class TrialResult:
     score: float | None       # area under the curve per budget; None: diverged, worse than anything
     best: float | None        # mean height in the best fifth of the run
     end: float | None         # in the last fifth: single evaluations of an untracked method oscillate
-    reached: float | None     # at the last evaluation: the nodes' mean accuracy, or the distance to the solution
+    reached: float | None     # at the last evaluation: the loss, the distance to the solution, or the accuracy
     rounds: int
     oracle: Mapping[str, int]     # calls of a node
     seconds: float
+    data: str | None = None       # SHA-256 of the data
 
     def is_stable(self, slack: float) -> bool:
         """Decide whether the curve neither diverged nor decayed by more than `slack`."""
@@ -128,7 +129,7 @@ class TrialRunner:
         score = search.task_plan.score
         values = compute_curve(history, score)
         fifths = [float(np.mean(part)) for part in np.array_split(values, min(5, len(values)))] if len(values) else []
-        finished = result.status == "finished"
+        finished = result.status == "finished" and bool(np.isfinite(values).all())
         return TrialResult(
             status=result.status,
             score=round(integrate_curve(count_calls(history, search), values, budget), 6) if finished else None,
@@ -138,6 +139,7 @@ class TrialRunner:
             rounds=int(history["round"].iloc[-1]) if len(history) else 0,
             oracle={name: int(history[name].iloc[-1]) if len(history) else 0 for name in search.plan.weights},
             seconds=round(time.perf_counter() - started, 2),
+            data=result.summary["problem"].get("data_sha256"),
         )
 
     def _measure_cost(self, search: StepSizeSearch) -> tuple[float, float]:
@@ -184,6 +186,7 @@ def make_experiment(
         **search.plan.experiment, **search.task_plan.experiment,
         "topology": search.topology(graph), "data_dir": search.data_dir, "seed": seed,
         "rounds": rounds, "eval_every": eval_every, "checkpoint_every": rounds,
+        "psi_every": 1 if search.task_plan.score == "psi_tune_loss" else None,
         "algorithm": {"name": search.algorithm, **fixed, **search.given, **values},
     })
 
@@ -198,8 +201,8 @@ def compute_curve(history: pd.DataFrame, score: str) -> NDArray[np.float64]:
     """Return the curve whose area is the score; higher is better.
 
     `accuracy`: the share of test samples that the nodes' own models classify correctly, as comparisons measure it.
-    `distance`: how many decades the solution is nearer than |x*|. `tune_loss` and `upper_loss`: by how much of its
-    value at the start the loss has fallen.
+    `distance`: how many decades the solution is nearer than |x*|. Losses: by how much of its value at the start the
+    loss has fallen; `psi_tune_loss` and `tune_loss` are measured on samples that neither level nor the test sees.
     """
     values = history[_find_scored_column(history, score)].to_numpy(np.float64)
     if score in _LOSSES:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dbo.algorithms.api import Algorithm, Message, NotRowsError, algorithm, mix
+from dbo.algorithms.api import Algorithm, Message, NotRowsError, algorithm, exchange, mix
 from dbo.algorithms.compression.compressors import TopK
 from dbo.algorithms.gossip import Mixed, Packed, PackedRow
 from dbo.algorithms.kernels.lazy import RowSum, wrap_sum
@@ -60,6 +60,61 @@ def drive(awaitable: Any, sums: tuple[Array, ...]) -> Any:
     with pytest.raises(StopIteration) as end:
         steps.send(sums)
     return end.value.value
+
+
+@every_packing
+@pytest.mark.parametrize("form", ["dense", "sparse", "packed"])
+def test_exchange_gives_each_neighbours_rows(lab: Any, blocks: list[list[int]], form: str) -> None:
+    """Place s holds the s-th neighbour's row and weight; the weighted sum is that of `mix`, and so are the packets."""
+    network = lab.network("star")      # node 0 has five neighbours, the others one
+
+    async def round_(st: State, shard: Any, cfg: Config) -> State:
+        """Sums over neighbours."""
+        message: Any = st.y if form == "dense" else Message(st.y, form="sparse", kept=1)
+        if form == "packed":
+            message = Packed(tuple(PackedRow.of(row) for row in st.y), st.y.shape[1], kept=1)
+        assert shard.network.places == 5
+        (near,) = await exchange(y=message)
+        (wy,) = await mix(y=st.y)
+        for row, node in enumerate(shard.ids):
+            others = network.neighbours[node]
+            rows = [-float(j) ** 2 + lab.quadratic().shard([j]).y0[0] for j in others]
+            np.testing.assert_array_equal(near.rows[row, : len(others)], rows)
+            np.testing.assert_array_equal(near.weights[row, : len(others), 0], network.weights[[node], list(others)])
+            assert not near.rows[row, len(others) :].any()
+            assert not near.weights[row, len(others) :].any()
+        np.testing.assert_allclose(near.mean(st.y, near.rows), np.asarray(wy), rtol=1e-13)
+        return State(st.x, near.mean(st.y, near.rows), st.direction)
+
+    try:
+        made: Algorithm = algorithm("throw_away", config=Config, state=State, init=init)(round_)
+    finally:
+        forget(__name__)
+    engine = LocalEngine(made, Config(), lab.quadratic(), network, blocks)
+    engine.advance(1)
+    y = start(lab, "y")
+    np.testing.assert_allclose(engine.rows("y"), network.weights.toarray() @ y, rtol=1e-13)
+    assert engine.ledger().packets.tolist() == [2] * 6
+
+
+def test_exchange_on_a_device(lab: Any) -> None:
+    """Tensors: the neighbours' rows are tensors with the numbers of the NumPy run."""
+    torch = pytest.importorskip("torch")
+    ours = lab.engine("lean", rounds=3)
+    theirs = LocalEngine(
+        lab.algorithm("lean"), lab.config("lean"), lab.quadratic(), lab.network(), [[0, 1, 2], [3], [4, 5]],
+        device="torch_cpu",
+    )
+    for round_ in range(1, 4):
+        theirs.advance(round_)
+    assert isinstance(theirs.local_blocks[0].state.loop_y.near, torch.Tensor)
+    np.testing.assert_allclose(theirs.rows("x"), ours.rows("x"), rtol=1e-10)
+    assert theirs.ledger().bytes_broadcast == ours.ledger().bytes_broadcast
+
+
+def test_only_arrays_are_exchanged() -> None:
+    with pytest.raises(NotRowsError, match=r"exchange\(y=…\) got a float; must be an array with a row per node"):
+        exchange(y=1.0)      # type: ignore[arg-type]
 
 
 @every_packing

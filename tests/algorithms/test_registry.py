@@ -6,7 +6,7 @@ formulas in the documentation, and step sizes for the tasks with data.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -15,7 +15,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dbo.algorithms.compression.compressors import RandK
+from dbo.algorithms.compression.compressors import RandK, TopK
 from dbo.algorithms.registry import Algorithm, algorithm, algorithms
 from dbo.components import forget
 from dbo.parameters import declaration
@@ -34,6 +34,8 @@ GOSSIP = [name for name in NAMES if algorithms()[name].network == "gossip"]
 # The registry with its defaults, and configurations under which an algorithm is random or takes other paths.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | {
     "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.5)}),
+    "c2dfb_lead rand_k": ("c2dfb_lead", {"compressor": RandK(ratio=0.5, bits=6), "alpha": 0.5}),
+    "lean rand_k": ("lean", {"compressor": RandK(ratio=0.5, bits=6), "momentum": 0.2, "ratio_x": 0.7}),
     "c2dfb_nc rand_k": ("c2dfb_nc", {"compressor": RandK(ratio=0.5)}),
     "mdbo sampled": ("mdbo", {"neumann": "sampled"}),
     "vrdbo sampled": ("vrdbo", {"neumann": "sampled"}),
@@ -62,6 +64,11 @@ def assert_close(found: dict[str, Array], expected: dict[str, Array], tolerance:
     for name, array in expected.items():
         scale = max(float(np.abs(array).max()), 1e-3)
         assert np.abs(found[name] - array).max() <= tolerance * scale, name
+
+
+def own_rows(arrays: dict[str, Array]) -> dict[str, Array]:
+    """The arrays without copies of neighbours, (nodes, places, dim): their places are in the order of node numbers."""
+    return {name: array for name, array in arrays.items() if array.ndim == 2}
 
 
 def has_left_the_start(engine: LocalEngine) -> bool:
@@ -129,9 +136,9 @@ def test_relabelling_permutes_the_trajectory(lab: Any, label: str) -> None:
     graph = TOPOLOGIES["erdos_renyi"]().graph(6, 0)
     renamed = nx.relabel_nodes(graph, {node: place for place, node in enumerate(order)})
     assert set(renamed.edges) != set(graph.edges)
-    straight = states(lab.engine(name, config, problem, build_network(graph), rounds=4))
-    permuted = states(lab.engine(name, config, Relabelled(problem, order), build_network(renamed), rounds=4))
-    order += range(len(order), len(straight["x"]))         # a server stays the last node
+    straight = own_rows(states(lab.engine(name, config, problem, build_network(graph), rounds=4)))
+    permuted = own_rows(states(lab.engine(name, config, Relabelled(problem, order), build_network(renamed), rounds=4)))
+    order += range(len(order), len(straight["t"]))         # a server stays the last node
     assert_close(permuted, {key: array[order] for key, array in straight.items()})
 
 
@@ -139,11 +146,11 @@ def test_relabelling_permutes_the_trajectory(lab: Any, label: str) -> None:
 def test_identical_nodes_are_one_machine(lab: Any, name: str) -> None:
     """With the same data everywhere and W = 11ᵀ/m, every node does what the algorithm does on the pooled data alone."""
     problem = lab.quadratic(heterogeneity=0.0)
-    network_of_all = states(lab.engine(name, problem=problem, topology="complete", rounds=5))
+    network_of_all = own_rows(states(lab.engine(name, problem=problem, topology="complete", rounds=5)))
     alone = lab.engine(name, problem=pool_nodes(problem), rounds=5)
     assert has_left_the_start(alone)
     repeated = {
-        key: np.concatenate([np.tile(array[:1], (6, 1)), array[1:]]) for key, array in states(alone).items()
+        key: np.concatenate([np.tile(array[:1], (6, 1)), array[1:]]) for key, array in own_rows(states(alone)).items()
     }
     assert_close(network_of_all, repeated, 1e-9)
 
@@ -165,6 +172,8 @@ RHO = Quadratic().rho
 STEPS: dict[str, Callable[[Any], float]] = {
     "c2dfb": lambda c: c.eta_out,
     "c2dfb_nc": lambda c: c.eta_out,
+    "c2dfb_lead": lambda c: c.eta_out,
+    "lean": lambda c: c.eta_out,
     "mdbo": lambda c: c.beta_x * c.eta,
     "vrdbo": lambda c: c.beta_x * c.eta,
     "f2ba": lambda c: c.eta_out,
@@ -208,6 +217,10 @@ def cost(
     }
 
 
+def kept_of(q: Any, dim: int) -> int:
+    return max(1, int(q.ratio * dim))
+
+
 def penalty_loops(c: Any, x: int, y: int) -> Counts:
     """K + 1 packets: x and its tracker once, then k values of four residuals per inner step."""
     k = max(1, int(c.compressor.ratio * y))
@@ -226,6 +239,13 @@ def kept(c: Any, dim: int) -> int:
 COSTS: dict[str, Callable[[Any, int, int], Counts]] = {
     "c2dfb": penalty_loops,
     "c2dfb_nc": penalty_loops,
+    "c2dfb_lead": lambda c, x, y: cost(
+        c.inner_steps + 1, 2 * x + 2 * c.inner_steps * kept_of(c.compressor, y), 3 * c.inner_steps + 3
+    ),
+    "lean": lambda c, x, y: cost(
+        c.inner_steps + 1, kept_of(c.compressor, x) + 2 * c.inner_steps * kept_of(c.compressor, y),
+        3 * c.inner_steps + 3,
+    ),
     "madsbo": lambda c, x, y: cost(
         c.inner_steps + c.higp_steps, x + (c.inner_steps + 2 * c.higp_steps - 1) * y, c.inner_steps + 2, c.higp_steps, 1
     ),
@@ -318,6 +338,8 @@ def test_bytes_are_those_of_the_closed_counts(lab: Any, name: str, monkeypatch: 
     Two of ten entries are two positions of one byte and two values. A record's head is 12 bytes and its channel's name.
     """
     problem, config = lab.quadratic(dim_x=4, dim_y=10), lab.config(name)
+    if hasattr(config, "compressor"):
+        config = replace(config, compressor=TopK(ratio=0.2))
     counts = closed_counts(name, config)
     engine = lab.engine(name, config, problem, rounds=1)
     sent: list[tuple[str, ...]] = []
@@ -333,7 +355,8 @@ def test_bytes_are_those_of_the_closed_counts(lab: Any, name: str, monkeypatch: 
     after = engine.ledger()
     header = after.header - before.header
     assert (header == 36 * counts["packets"] + sum(12 + len(c) for channels in sent for c in channels)).all()
-    kept = counts["values"] - 2 * 4 if hasattr(config, "compressor") else 0
+    whole = 0 if name == "lean" else 2 * 4           # values of x that are not compressed
+    kept = counts["values"] - whole if hasattr(config, "compressor") else 0
     assert (after.bytes_by_node() - before.bytes_by_node() == header + 8 * counts["values"] + kept).all()
 
 
@@ -534,6 +557,8 @@ def test_packets_and_penalty_must_be_functions(option: str) -> None:
 LINEAR: dict[str, dict[str, Any]] = {
     "c2dfb": {"inner_steps": 4, "eta_in": 0.3},
     "c2dfb_nc": {"inner_steps": 4, "eta_in": 0.3, "gamma_in": 0.1},
+    "c2dfb_lead": {"inner_steps": 4, "eta_in": 0.3},
+    "lean": {"inner_steps": 4, "eta_in": 0.3, "eta_out": 0.3},
     "madsbo": {"inner_steps": 4, "higp_steps": 4, "eta_x": 0.3, "eta_y": 0.3, "eta_z": 0.3},
     "madsbo_gt": {"inner_steps": 4, "higp_steps": 4, "eta_x": 0.3, "eta_y": 0.2, "eta_z": 0.2},
     "mdbo": {"beta_x": 1.0, "beta_y": 1.0, "lipschitz": 3.0},
@@ -561,6 +586,8 @@ LINEAR: dict[str, dict[str, Any]] = {
 BACKBONE: dict[str, dict[str, Any]] = {
     "c2dfb": {"eta_out": 0.1, "eta_in": 0.1},
     "c2dfb_nc": {"eta_out": 0.05, "eta_in": 0.1},
+    "c2dfb_lead": {"eta_out": 0.05, "eta_in": 0.1},
+    "lean": {"eta_out": 0.05, "eta_in": 0.1},
     "madsbo": {"eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.1},
     "madsbo_gt": {"eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.1},
     "mdbo": {"beta_x": 0.1, "beta_y": 0.3, "lipschitz": 20.0},

@@ -1,5 +1,6 @@
 """Ranking of algorithms: who wins each criterion, with which interval, and which runs are compared."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,28 @@ def test_tie_is_reported_as_a_tie(recorded: Path) -> None:
     name = runs.label_in_setting(second)
     assert described == [f"tied with {name}", f"next {name}, 2\u00a0rounds"]
     assert ranking.ROUNDS.format_with_unit(1.0) == "1\u00a0round"
+
+
+def test_a_difference_within_its_interval_is_a_tie(tmp_path: Path) -> None:
+    """Two algorithms whose order changes with the seed tie; one that is behind with every seed does not."""
+    values = {"d_soba": [0.90, 0.92, 0.91], "sldbo": [0.91, 0.90, 0.915], "mdbo": [0.80, 0.81, 0.80]}
+    for name, many in values.items():
+        for seed, value in enumerate(many):
+            folder = tmp_path / f"{name}-{seed}"
+            run(Experiment(**QUADRATIC, seed=seed, algorithm={"name": name}), folder)
+            (folder / "manifest.json").unlink()
+            summary = json.loads((folder / "summary.json").read_text())
+            (folder / "summary.json").write_text(json.dumps({**summary, "sealed": False}))
+            records = [{**record, "psi": value} for record in read_metrics(folder / "metrics.jsonl")]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    runs = load_grouped(tmp_path)
+    winner = ranking.find_winner(runs, runs.settings[0], ranking.PSI)
+    assert winner is not None
+    assert winner.group.algorithm == "mdbo"                 # lowest ψ with every seed
+    assert winner.tied == ()
+    by_name = {group.algorithm: group for group in runs.seed_groups}
+    assert ranking.PSI.is_tie(by_name["d_soba"], by_name["sldbo"])
+    assert not ranking.PSI.is_tie(by_name["d_soba"], by_name["mdbo"])
 
 
 def test_target_that_no_algorithm_reaches_is_reported(recorded: Path) -> None:

@@ -115,7 +115,7 @@ def test_every_figure_shows_data(visit: Callable[..., Any], tmp_path: Path) -> N
             ...panel.querySelectorAll(".scatterlayer .trace path, .barlayer .point path, .heatmaplayer image"),
         ].filter(e => e.tagName === "image" || (e.getAttribute("d") || "").length > 8).length)]))""")
     assert set(marks) == {
-        "psi", "accuracy", "loss", "sensitivity", "consensus", "channels", "oracles", "nodes", "topology", "replay",
+        "accuracy", "loss", "sensitivity", "consensus", "channels", "oracles", "nodes", "topology", "replay",
     }
     assert all(count > 0 for counts in marks.values() for count in counts), marks
     assert len(marks["accuracy"]) == 3                                  # a panel per setting

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
+from dbo.platform.runs import compare
 from dbo.sweeps import plan
 from dbo.sweeps.grid import Grid, format_value
 
@@ -182,3 +183,31 @@ def test_labels_have_four_digits() -> None:
     """Components are written as name and parameters."""
     assert format_value({"name": "erdos_renyi", "p": 0.4}) == "erdos_renyi,p=0.4"
     assert format_value(0.123456) == "0.1235"
+
+
+def test_cells_of_a_grid_are_skipped(tmp_path: Path) -> None:
+    """Three seeds on one network, one elsewhere; what is no value of an axis is refused."""
+    file = tmp_path / "s.yaml"
+    text = "axes: {topology: [{name: ring}, {name: complete}], seed: [0, 1, 2]}\nexperiment: {engine: {name: local}}\n"
+    file.write_text(text + "skip: [{topology: {name: complete}, seed: [1, 2]}]\n")
+    cells = Grid(plan.read_sweep(file)).cells
+    assert [(cell.values["topology"]["name"], cell.values["seed"]) for cell in cells] == [
+        ("ring", 0), ("ring", 1), ("ring", 2), ("complete", 0)]
+    for rule, message in (("{seed: 7}", "skip.0.seed: 7 is not allowed"), ("{rounds: 3}", "skip.0: unknown value")):
+        file.write_text(f"{text}skip: [{rule}]\n")
+        with pytest.raises(InputError, match=message):
+            plan.read_sweep(file)
+
+
+@pytest.mark.parametrize("name", ["table1", "table1-frozen", "table1-paper-values", "table1-presets"])
+def test_the_papers_table_has_seeds_and_a_stop_rule(name: str) -> None:
+    experiments, target = compare.plan(str(plan.SWEEP_FOLDERS["paper/"] / f"{name}.yaml"), [], [], None)
+    assert sorted({experiment.seed for experiment in experiments}) == [0, 1, 2]
+    assert {experiment.until.target for experiment in experiments if experiment.until} == {str(target)}
+
+
+def test_the_papers_mnist_figure_has_three_seeds_on_the_ring_alone() -> None:
+    sweep = plan.read_sweep(plan.find_sweep("paper/figure3"))
+    cells = Grid(sweep, measure=False).cells
+    assert len(cells) == 3 * 2 * (3 + 1 + 1)
+    assert all(cell.experiment.rounds == 1200 and cell.experiment.parts.batches.lower == 64 for cell in cells)

@@ -1,15 +1,18 @@
 """A sweep's folder: its status is written in time for MLflow, and without credentials."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dbo.platform.config.engine_choice import RAY_START_SECONDS
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.runner import run
 from dbo.sweeps import plan, runner
+from dbo.sweeps.estimate import CellEstimate
 from dbo.sweeps.grid import Grid
 
 SweepFile = Callable[..., Path]
@@ -120,3 +123,13 @@ def test_a_damaged_cell_is_not_complete(sweep_file: SweepFile, tmp_path: Path) -
     assert cell.read_summary(tmp_path) is None
     run(cell.experiment, cell.folder(tmp_path), resume=True)
     assert cell.read_summary(tmp_path) is not None
+
+
+def test_estimate_includes_the_start_of_ray() -> None:
+    """A sweep on this machine starts Ray first; a cluster is there already."""
+    progress = runner.SweepProgress.__new__(runner.SweepProgress)
+    progress.total, progress.done, progress._recorded = 2, [], 3.0
+    progress._estimates = {"a": CellEstimate(3.0, 1e6), "b": CellEstimate(3.0, 1e6)}
+    here, cluster = (int(re.search(r"about (\d+) s", progress.format(slots))[1]) for slots in (2, None))
+    assert here == 3 + RAY_START_SECONDS
+    assert cluster == 6

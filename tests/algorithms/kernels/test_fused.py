@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from dbo.algorithms.compression.compressors import TopK, count_kept, keep_largest
 from dbo.algorithms.gossip import Packed, PackedRow
-from dbo.algorithms.kernels import fused, selection
+from dbo.algorithms.kernels import compiled, fused, selection
 from dbo.algorithms.kernels.lazy import wrap
 from dbo.algorithms.rng import Key
 
 DTYPES = (np.float32, np.float64)
 KEY = Key(5, np.arange(3), 0)
 # Every form that the processor at hand can run, not the fastest one alone.
-FORMS = selection.usable_forms(selection.find_processor()[1])
+FORMS = selection.usable_forms(compiled.find_processor()[1])
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
@@ -155,7 +155,7 @@ def test_a_selection_writes_only_its_arrays(form: selection.Form, dim: int, dtyp
 AT_THE_EDGE = """
 import mmap, sys, tempfile
 import numpy as np
-from dbo.algorithms.kernels import selection
+from dbo.algorithms.kernels import compiled, selection
 
 def at_the_edge(values):     # behind its last byte is an unmapped page: accessing it kills the process
     with tempfile.TemporaryFile() as file:
@@ -169,7 +169,7 @@ def at_the_edge(values):     # behind its last byte is an unmapped page: accessi
 
 for dtype in (np.float32, np.float64):
     for dim in (5, 64, 72, 1000):
-        for form in selection.usable_forms(selection.find_processor()[1]).values():
+        for form in selection.usable_forms(compiled.find_processor()[1]).values():
             row = at_the_edge(np.arange(1, dim + 1, dtype=dtype))
             reference, words = at_the_edge(0 * row), at_the_edge(np.zeros(-(-dim // 64), np.uint64))
             packed, found = np.zeros((2, 4096), dtype)

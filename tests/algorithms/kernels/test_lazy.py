@@ -197,6 +197,20 @@ def test_sums_over_neighbours(dtype: Any, threads: int) -> None:
         fused.set_threads(1)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dim", [5, 64, 130, 2048, 2049, 5000])
+def test_packed_rows_are_added_alike_on_every_processor(monkeypatch: pytest.MonkeyPatch, dim: int, dtype: Any) -> None:
+    """With expanding loads and without them: the same bits."""
+    rows, known = (row[:, :dim].copy() for row in make_rows(2, dtype))
+    packed = [PackedRow.of(np.where(np.abs(row) > 1, row, 0)) for row in rows]
+    terms = tuple(((0.3, packed[i]), (-0.7, packed[0])) for i in range(3))
+    found = []
+    for expands in (False, True):
+        monkeypatch.setattr(fused, "_can_expand", lambda expands=expands: expands)
+        found.append(unwrap(wrap(known) + wrap_sum(RowSum(terms, dim, rows.dtype))).tobytes())
+    assert found[0] == found[1]
+
+
 def test_a_factor_per_row() -> None:
     """(nodes, 1) numbers, as norms or multipliers have them."""
     a, b = make_rows(2, np.float64)

@@ -231,6 +231,65 @@ def c2dfb_nc(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         s_x = s_x + cfg.gamma_out * mixed_x + u - u_old
 
 
+def c2dfb_lead(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """LEAD in both loops, α < 1; x and its tracker as in C²DFB."""
+    upper, y_gradient = penalty(s, cfg)
+    lap, x, gradients = w - np.eye(len(w)), s.x0, {"y": y_gradient, "z": s.g_y}
+    d, h = dict.fromkeys("yz", s.y0), dict.fromkeys("yz", s.y0)
+    dual = dict.fromkeys("yz", 0 * s.y0)
+    s_x = u = upper(x, s.y0, s.y0)
+    for t in count():
+        yield {"x": x, "y": d["y"], "z": d["z"], "direction": s_x, "loop_y.dual": dual["y"], "public_y": w @ h["y"]}
+        x, mixed = x + cfg.gamma_out * lap @ x - cfg.eta_out * s_x, lap @ s_x
+        for k in range(cfg.inner_steps):
+            for loop in "yz":
+                half = d[loop] - cfg.eta_in * gradients[loop](x, d[loop])
+                q = compress(s, cfg, half - cfg.eta_in * dual[loop] - h[loop], t, k, loop)
+                dual[loop] = dual[loop] - cfg.gamma_in / (2 * cfg.eta_in) * lap @ (h[loop] + q)
+                h[loop] = h[loop] + cfg.alpha * q
+                d[loop] = half - cfg.eta_in * dual[loop]
+        u, u_old = upper(x, d["y"], d["z"]), u
+        s_x = s_x + cfg.gamma_out * mixed + u - u_old
+
+
+def lean(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """One loop over the edges for every entry: a correction where one of the ends has sent it."""
+    upper, y_gradient = penalty(s, cfg)
+    v, h = {"x": s.x0, "y": s.y0, "z": s.y0}, {"x": s.x0, "y": s.y0, "z": s.y0}
+    old, dual = dict(v), {name: 0 * rows for name, rows in v.items()}
+    ratios = {"x": cfg.ratio_x, "y": cfg.compressor.ratio, "z": cfg.ratio_z}
+
+    def advance(name: str, grad: Array, eta: float, beta: float, t: int, k: int, known: Array) -> Array:
+        momentum = beta * (v[name] - old[name])
+        residual = v[name] - eta * (grad + dual[name]) + momentum - h[name] - known
+        if name == "x" and not cfg.compress_x:
+            sent = residual
+        else:
+            q = replace(cfg, compressor=replace(cfg.compressor, ratio=ratios[name]))
+            sent = known + compress(s, q, residual, t, k, name)
+        h[name] = h[name] + sent
+        for i in range(len(w)):
+            for j in range(i):
+                news = (sent[i] != 0) | (sent[j] != 0) | (not cfg.edge_triggered)
+                push = cfg.gamma / (2 * eta) * w[i, j] * news * (h[name][i] - h[name][j])
+                dual[name] = dual[name] + np.outer(np.eye(len(w))[i] - np.eye(len(w))[j], push)
+        v[name], old[name] = v[name] - eta * (grad + dual[name]) + momentum, v[name]
+        return sent
+
+    u = upper(v["x"], v["y"], v["z"])
+    for t in count():
+        yield {
+            "x": v["x"], "y": v["y"], "z": v["z"], "direction": u + dual["x"], "loop_y.dual": dual["y"],
+            "loop_z.ref": h["z"], "public_y": w @ h["y"],
+        }
+        advance("x", u, cfg.eta_out, 0.0, t, 0, 0 * s.x0)
+        for k in range(cfg.inner_steps):
+            grads = y_gradient(v["x"], v["y"]), s.g_y(v["x"], v["z"])
+            sent = advance("y", grads[0], cfg.eta_in, cfg.momentum, t, k, 0 * s.y0)
+            advance("z", grads[1], cfg.eta_in, cfg.momentum, t, k, sent * cfg.explain_z)
+        u = upper(v["x"], v["y"], v["z"])
+
+
 def madsbo(s: Shard, w: Array, cfg: Any, gradient_tracking: bool = False) -> Iterator[Rows]:
     """T gossip steps of y (or tracked ones), N steps of HIGP from 0, x along the average of the rounds before."""
     w = np.eye(len(w)) + cfg.gam * (w - np.eye(len(w)))
@@ -520,7 +579,8 @@ def single_soba(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
 # ---- the comparison ------------------------------------------------------------------------------------------------
 
 REFERENCES: dict[str, Callable[[Shard, Array, Any], Iterator[Rows]]] = {
-    "c2dfb": c2dfb, "c2dfb_nc": c2dfb_nc, "madsbo": madsbo, "madsbo_gt": madsbo_gt, "mdbo": mdbo, "vrdbo": vrdbo,
+    "c2dfb": c2dfb, "c2dfb_nc": c2dfb_nc, "c2dfb_lead": c2dfb_lead, "lean": lean,
+    "madsbo": madsbo, "madsbo_gt": madsbo_gt, "mdbo": mdbo, "vrdbo": vrdbo,
     "dsgda_gt": dsgda_gt, "sldbo": sldbo, "d_soba": d_soba, "gossip_dsbo": gossip_dsbo,
     "sparkle": sparkle, "storm_pl": storm_pl, "sun_dsbo": sun_dsbo, "slam": slam,
     "f2ba": f2ba, "bome": bome, "f2sa": f2sa, "stocbio": stocbio, "soba": single_soba,
@@ -536,6 +596,10 @@ MOMENTUM = {
 STEPS: dict[str, dict[str, Any]] = {
     "c2dfb": COMPRESSED,
     "c2dfb_nc": COMPRESSED,
+    "c2dfb_lead": COMPRESSED | {"alpha": 0.8},
+    "lean": PENALTY | {
+        "gamma": 0.4, "momentum": 0.23, "compressor": TopK(ratio=0.3), "ratio_z": 0.426, "ratio_x": 0.662
+    },
     "madsbo": HIGP,
     "madsbo_gt": HIGP,
     "mdbo": MOMENTUM,
@@ -564,6 +628,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "c2dfb reset": ("c2dfb", {"reset_every": 2}),
     "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.3)}),
     "c2dfb_nc rand_k": ("c2dfb_nc", {"compressor": RandK(ratio=0.3)}),
+    "c2dfb_lead rand_k": ("c2dfb_lead", {"compressor": RandK(ratio=0.3)}),
+    "lean rand_k": ("lean", {"compressor": RandK(ratio=0.3)}),
+    "lean untriggered": ("lean", {"edge_triggered": False}),
+    "lean z alone": ("lean", {"explain_z": False}),
+    "lean x whole": ("lean", {"compress_x": False}),
     "c2dfb h": ("c2dfb", {"y_objective": "h", "eta_in": 0.03}),
     "c2dfb_nc cached": ("c2dfb_nc", {"tracker": "cached"}),
     "c2dfb_nc own": ("c2dfb_nc", {"mixing": "own"}),
@@ -580,7 +649,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
 }
 # Numbers without influence on the iterates: with full batches ∇_y g needs no correction, nor does the whole series.
 IDLE = {
-    "vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"}, "storm_pl": {"alpha"},
+    "lean x whole": {"ratio_x"}, "vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"},
+    "storm_pl": {"alpha"},
     **STAR_IDLE,
 }
 

@@ -61,12 +61,3 @@ def test_equal_values_give_equal_intervals(count: int) -> None:
         assert found is not None
         assert found == estimate_mean(rows[:, column])
         np.testing.assert_allclose([found.low, found.high], [low[column], high[column]], rtol=1e-12)
-
-
-def test_estimates_are_separated_if_their_intervals_do_not_overlap() -> None:
-    """Without an interval nothing is known."""
-    one, two, broad = MeanEstimate(1.0, 0.9, 1.1, 3), MeanEstimate(2.0, 1.5, 2.5, 3), MeanEstimate(1.5, 1.0, 2.0, 3)
-    assert one.is_separated_from(two)
-    assert two.is_separated_from(one)
-    assert not one.is_separated_from(broad)
-    assert not one.is_separated_from(MeanEstimate(9.0, None, None, 1))

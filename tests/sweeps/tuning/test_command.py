@@ -305,7 +305,12 @@ def test_preset_is_added_to_its_file(tmp_path: Path) -> None:
     result = find(search, TrialRunner())
     command.write_preset(result, tmp_path)
     text = (tmp_path / "sldbo.yaml").read_text()
-    assert yaml_io.parse(text, "") == {"quadratic": result.chosen.values, "elsewhere": {"eta_x": 0.5}}
+    entry = yaml_io.parse(text, "")["quadratic"]
+    assert yaml_io.parse(text, "")["elsewhere"] == {"eta_x": 0.5}
+    assert entry["values"] == result.chosen.values
+    assert entry["horizon"] == {"oracle_calls": 160, "rounds": result.chosen.first.rounds, "trials": search.trials}
+    assert entry["score"]["metric"] == "distance"
+    assert entry["data"] == {"sha256": result.chosen.first.data, "seeds": [1, 2]}
     assert "# " in text
     assert "python -m dbo.sweeps.tuning --algorithms sldbo --write" in text
 

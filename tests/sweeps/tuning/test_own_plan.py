@@ -56,7 +56,7 @@ def plan(names: list[str] = ["sldbo"], **changes: Any) -> own_plan.OwnSearches: 
 def test_trial_scores_samples_that_are_held_out() -> None:
     """Trials hold out a part of the validation samples; a fraction of one's own is kept."""
     (search,) = plan().searches
-    assert search.task_plan.score == "tune_loss"
+    assert search.task_plan.score == "psi_tune_loss"
     assert make_experiment(search, search.default_steps, 8).tune_fraction == own_plan.TUNE_FRACTION
     (search,) = plan(tune_fraction=0.1).searches
     assert make_experiment(search, search.default_steps, 8).tune_fraction == 0.1
@@ -125,13 +125,13 @@ def test_preset_records_how_it_was_found(tmp_path: Path) -> None:
     found = plan()
     (search,) = found.searches
     (result,) = [result for result in run_search(search, TrialRunner()) if result is not None]
-    own_plan.write_preset(file, result, found.data_digest, "dbo tune …")
+    own_plan.write_preset(file, result, "dbo tune …")
     content = presets.read_file(file)
     entry = content["sldbo"]["coefficient_tuning/digits"]
     assert content["mdbo"] == {"elsewhere": {"values": {"eta": 0.5}}}
     assert entry["values"] == result.chosen.values
     assert entry["horizon"]["oracle_calls"] == 60
-    assert entry["score"]["metric"] == "tune_loss"
+    assert entry["score"]["metric"] == "psi_tune_loss"
     assert entry["data"] == {"sha256": found.data_digest, "seeds": [8, 9], "tune_fraction": 0.3}
     used = Experiment(**DIGITS, algorithm={"name": "sldbo"}, presets=str(file)).algorithm
     assert result.chosen.values.items() <= used.items()
