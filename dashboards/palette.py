@@ -2,7 +2,7 @@
 
 The colours are Okabe and Ito's, distinguishable with every common form of colour blindness. Their yellow is darkened,
 because it cannot be seen on white, and black turns light on a dark page. There are more algorithms than colours: the
-second and third eight differ by the dash of their line.
+second, third and fourth eight differ by the dash of their line.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,15 @@ _COLOURS = (
 _ORDER = (
     "c2dfb", "c2dfb_nc", "madsbo", "mdbo", "madsbo_gt", "vrdbo", "dsgda_gt", "sldbo",
     "d_soba", "gossip_dsbo", "f2ba", "bome", "sparkle", "storm_pl", "sun_dsbo", "slam",
-    "f2sa", "stocbio", "soba",
+    "f2sa", "stocbio", "soba", "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba",
+    "c2dfb_lead", "lean",
 )
-_DASHES = ("solid", "dash", "dot")
-_MATPLOTLIB_DASHES = {"solid": "-", "dash": (0, (4, 1.6)), "dot": (0, (1.2, 1.2))}
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_PLUGIN_DASH = "longdash"
+_MATPLOTLIB_DASHES = {
+    "solid": "-", "dash": (0, (4, 1.6)), "dot": (0, (1.2, 1.2)), "dashdot": (0, (4, 1.4, 1.2, 1.4)),
+    "longdash": (0, (8, 2)),
+}
 
 # Magnitudes (channels, oracle calls, heat maps, consensus error) use Cividis, so that none looks like an algorithm.
 CIVIDIS = ("#00224E", "#35456C", "#666970", "#948E77", "#C8B866", "#FEE838")
@@ -44,11 +49,11 @@ class AlgorithmStyle:
 
 
 def get_style(algorithm: str) -> AlgorithmStyle:
-    """Return the style of an algorithm; one that is not built in is dotted, with a colour derived from its name."""
+    """Return the style of an algorithm; one that is not built in has long dashes and a colour derived from its name."""
     if algorithm in _ORDER:
         number = _ORDER.index(algorithm)
         return AlgorithmStyle(*_COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS)])
-    return AlgorithmStyle(*_COLOURS[crc32(algorithm.encode()) % len(_COLOURS)], "dot")
+    return AlgorithmStyle(*_COLOURS[crc32(algorithm.encode()) % len(_COLOURS)], _PLUGIN_DASH)
 
 
 def sort_key(algorithm: str) -> tuple[int, str]:

@@ -80,7 +80,7 @@ function createSwatch(algorithm) {
   svg.setAttribute("viewBox", "0 0 26 8");
   for (const [k, v] of Object.entries({x1: 0, x2: 26, y1: 4, y2: 4, "stroke-width": 3})) line.setAttribute(k, v);
   line.dataset.algorithm = algorithm;
-  line.setAttribute("stroke-dasharray", {solid: "none", dash: "6 3", dot: "2.5 2.5"}[dashOf(algorithm)]);
+  line.setAttribute("stroke-dasharray", {solid: "none", dash: "6 3", dot: "2.5 2.5", dashdot: "6 2.5 2 2.5", longdash: "10 3"}[dashOf(algorithm)]);
   svg.append(line);
   return svg;
 }
