@@ -30,6 +30,8 @@ NUMERICS = (
     "dbo.platform.config.schedules",        # step sizes of a round
     "dbo.platform.engine.base",             # rows of all nodes in node order, maxima of counters
     "dbo.platform.engine.block",            # weighted sums of the neighbours' rows, in node order
+    "dbo.platform.engine.routes",           # who sends to whom, and the weights of a star
+    "dbo.platform.engine.arrangement",      # the server's row, pooled data of single-machine methods
     "dbo.platform.engine.device",           # array types and threads of the arithmetic
     "dbo.platform.engine.shard_wrappers",   # pooled data of single-machine methods, oracle calls in the metrics
     "dbo.platform.engine.state_tree",       # when a state counts as diverged, how a checkpoint becomes a state
