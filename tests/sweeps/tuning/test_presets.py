@@ -36,7 +36,10 @@ def shipped() -> dict[tuple[str, str], SearchResult]:
 
 # Methods that run with their defaults until they are searched: python -m dbo.sweeps.tuning --algorithms … --write
 UNSEARCHED_TASKS = {"hyper_cleaning/digits"}
-UNSEARCHED = {"sparkle", "storm_pl", "sun_dsbo", "slam", "f2sa", "stocbio", "soba"}
+UNSEARCHED = {
+    "sparkle", "storm_pl", "sun_dsbo", "slam", "f2sa", "stocbio", "soba",
+    "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba", "c2dfb_lead", "lean",
+}
 
 
 def test_every_algorithm_and_task_has_a_preset() -> None:
