@@ -37,18 +37,25 @@ ROOT = Path(__file__).resolve().parents[1]
 NODES = 10
 
 
-def make_experiment(data_dir: str | None, quick: bool, compressor: dict[str, Any], engine: str = "local") -> Experiment:
-    """Return the paper's first experiment, or one on synthetic text of its size."""
+def experiment_values(
+    data_dir: str | None, quick: bool, compressor: dict[str, Any], engine: str = "local"
+) -> dict[str, Any]:
+    """Return the values of the paper's first experiment, or of one on synthetic text of its size."""
     task: dict[str, Any] = {"name": "coefficient_tuning", "dataset": "newsgroups"}
     if data_dir is None or quick:
         features, documents = (4_000, 1_000) if quick else (101_631, 18_846)
         task |= {"dataset": "synthetic_text", "features": features, "classes": 20, "documents": documents}
     steps = {**STEPS, "eta_in": 1.0, "inner_steps": 2 if quick else 15}
-    return Experiment(
-        nodes=NODES, dtype="float32", topology={"name": "ring"}, partition={"name": "by_class", "h": 0.8}, task=task,
-        algorithm={"name": "c2dfb", **steps, "compressor": compressor}, engine={"name": engine},
-        data_dir=None if quick else data_dir,
-    )
+    return {
+        "nodes": NODES, "dtype": "float32", "topology": {"name": "ring"}, "partition": {"name": "by_class", "h": 0.8},
+        "task": task, "algorithm": {"name": "c2dfb", **steps, "compressor": compressor}, "engine": {"name": engine},
+        "data_dir": None if quick else data_dir,
+    }
+
+
+def make_experiment(data_dir: str | None, quick: bool, compressor: dict[str, Any], engine: str = "local") -> Experiment:
+    """Return the experiment of these values."""
+    return Experiment(**experiment_values(data_dir, quick, compressor, engine))
 
 
 def build_naive(experiment: Experiment) -> tuple[Callable[[], None], Callable[[], Any]]:
@@ -175,11 +182,7 @@ class OtherProcess:
     """A process that runs the rounds of one version of the code, one at a time."""
 
     def __init__(self, root: Path, chosen: argparse.Namespace, plugin: str | None = None) -> None:
-        experiment = make_experiment(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
-        given: dict[str, Any] = {
-            name: getattr(experiment, name)
-            for name in ("nodes", "dtype", "topology", "partition", "task", "algorithm", "engine", "data_dir")
-        }
+        given = experiment_values(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
         if plugin is not None:
             given |= {"plugins": [plugin], "algorithm": {**given["algorithm"], "name": PLUGIN_NAME}}
         values = {"ROOT": str(root), "EXPERIMENT": given}

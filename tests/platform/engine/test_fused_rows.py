@@ -10,6 +10,7 @@ from dbo.algorithms.gossip import Message, Packed, PackedRow
 from dbo.algorithms.kernels import fused
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.block import ProtocolError
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.network.packet import CorruptError, Header, decode, encode, expect_rows, measure
@@ -59,8 +60,9 @@ def test_corrupt_packed_row_is_refused() -> None:
 
 
 def text(algorithm: dict[str, Any]) -> Experiment:
+    topology = "star" if algorithms()[algorithm["name"]].network == "star" else "ring"
     return Experiment(
-        nodes=4, dtype="float64", topology={"name": "ring"}, partition={"name": "by_class", "h": 0.8},
+        nodes=4, dtype="float64", topology={"name": topology}, partition={"name": "by_class", "h": 0.8},
         task={
             "name": "coefficient_tuning", "dataset": "synthetic_text", "features": 60, "classes": 5, "documents": 200,
         },
@@ -70,9 +72,10 @@ def text(algorithm: dict[str, Any]) -> Experiment:
 
 def after(experiment: Experiment, *blocks: list[int], rounds: int = 3, threads: int = 1) -> dict[str, Any]:
     parts, setup = experiment.parts, prepare(experiment)
+    problem, network = arrange(parts.algorithm, setup.problem, setup.network)
+    server = [[4]] if problem.nodes == 5 and blocks else []
     engine = LocalEngine(
-        parts.algorithm, parts.config, setup.problem, setup.network, blocks or [range(setup.problem.nodes)],
-        threads=threads,
+        parts.algorithm, parts.config, problem, network, [*blocks, *server] or [range(problem.nodes)], threads=threads
     )
     for round_ in range(1, rounds + 1):
         engine.advance(round_)
@@ -126,8 +129,8 @@ def test_a_round_changes_no_array_of_the_state_before(
     monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)
     experiment = text(algorithm)
     parts, setup = experiment.parts, prepare(experiment)
-    nodes = range(setup.problem.nodes)
-    engine = LocalEngine(parts.algorithm, parts.config, setup.problem, setup.network, [nodes])
+    problem, network = arrange(parts.algorithm, setup.problem, setup.network)
+    engine = LocalEngine(parts.algorithm, parts.config, problem, network, [range(problem.nodes)])
     states = [engine.local_blocks[0].snapshot()]
     copies = [{name: array.copy() for name, array in states[0].items()}]
     for round_ in (1, 2):
