@@ -46,7 +46,7 @@ class Config:
     eta_out: float = param(0.1, gt=0, help="step size of x", schedule=True)
     gamma_in: float = param(0.5, gt=0, le=1, help="consensus step of the inner loops", schedule=True)
     gamma_out: float = param(0.5, gt=0, le=1, help="consensus step of x and its tracker", schedule=True)
-    alpha: float = param(1.0, gt=0, le=1, help="α, step of the reference points")
+    alpha: float = param(1.0, gt=0, le=1, help="α, step of the reference points", schedule=True)
     y_objective: YObjective = param("h_over_lambda", help="what the y loop descends on: h / λ, or h = f + λ g")
     compressor: Compressor = param(TopK(ratio=0.2, bits=4), help="Q, applied to residuals row by row")
 

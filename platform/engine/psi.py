@@ -52,6 +52,7 @@ def limit_products(nodes: int, dim_y: int) -> int:
     return int(np.clip(MAX_ENTRIES / (nodes * dim_y), MIN_PRODUCTS, MAX_PRODUCTS))
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")      # of a run that is about to diverge
 def solve_psi(
     oracles: MeanOracles, x: Array, start: Array, max_products: int = MAX_PRODUCTS, tolerance: float = TOLERANCE
 ) -> PsiPoint:

@@ -323,6 +323,7 @@ def test_details_of_a_run_are_complete(tmp_path: Path) -> None:
     assert (detail["network"]["nodes"], len(detail["network"]["positions"])) == (3, 3)
     assert detail["nodes"] == {
         "round": 2, "accuracy": [0.1, 0.2, 0.3], "apart_x": [1.0, 2.0, 3.0], "apart_y": [0.0] * 3, "bytes": [2, 2, 2],
+        "nodes": None,
     }
     assert [event["kind"] for event in detail["events"]] == ["started", "continued", "ended"]
     assert (detail["events"][1]["source"], detail["events"][1]["after_round"]) == ("/runs/shorter", 3)
