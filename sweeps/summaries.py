@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from dbo.platform.config.redact import redact
 from dbo.platform.runs.atomic_io import write_atomically
@@ -96,7 +97,9 @@ def _list_measures(cells: pd.DataFrame) -> list[str]:
     """Return the columns of the last evaluation that hold numbers."""
     columns = list(cells.columns)
     measured = columns[columns.index("seconds_to_target") + 1 : -1]
-    return [key for key in measured if key != "timestamp" and cells[key].notna().any()]
+    return [
+        key for key in measured if key != "timestamp" and cells[key].notna().any() and is_numeric_dtype(cells[key])
+    ]
 
 
 def _format_axis_value(value: Any) -> Any:

@@ -49,7 +49,8 @@ def test_kernels_benchmark_runs() -> None:
     output = run_benchmark("kernels.py")
     assert re.search(re.escape("torch.topk + gather : select + encode") + JUDGED, output)
     assert re.search(re.escape("select + encode : in-place pass") + JUDGED, output)
-    assert "encoded bytes : entropy bound: 1.039×, target at most 1.05×: met" in output
+    found = re.findall(r"encoded bytes : entropy bound, [\d.]+, \d+ bits: \d\.\d+×, target at most 1\.03×: met", output)
+    assert len(found) == 4 * 5                  # ratios and numbers of bits
 
 
 def test_torch_task_benchmark_runs() -> None:

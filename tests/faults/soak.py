@@ -44,17 +44,18 @@ class Monitor:
         self.open_files: dict[int, list[int]] = {}
         self.stored: list[tuple[int, float]] = []
 
-    def __call__(self, engine: Engine, round_: int, last: int | None = None) -> None:
+    def __call__(self, engine: Engine, first: int, last: int) -> None:
+        """Sample after the rounds `first` to `last`, which one call has run, if one of them is to be sampled."""
         if self.leak is not None:
-            self.leak.append(os.urandom(20_000))
-        if round_ % self.every:
+            self.leak += [os.urandom(20_000) for _ in range(first, last + 1)]
+        if last // self.every == (first - 1) // self.every:
             return
         gc.collect()
         for pid in self.pids(engine):
-            self.memory.setdefault(pid, []).append((round_, resident_memory(pid)))
+            self.memory.setdefault(pid, []).append((last, resident_memory(pid)))
             self.open_files.setdefault(pid, []).append(count_files(pid))
         if self.store is not None:
-            self.stored.append((round_, self.store()))
+            self.stored.append((last, self.store()))
 
     def judge(self, row: Row, what: str) -> None:
         """Count a try per process and resource, with its growth as a note."""
@@ -91,7 +92,7 @@ def _run_monitored(engine_class: Any, monitor: Monitor, settings: dict[str, Any]
 
     def advance_and_sample(engine: Any, round_: int, last: int | None = None) -> None:
         advance(engine, round_, last)
-        monitor(engine, round_)
+        monitor(engine, round_, round_ if last is None else last)
 
     with mock.patch.object(engine_class, "advance", advance_and_sample), tempfile.TemporaryDirectory() as folder:
         run(Experiment(**settings), Path(folder) / "r")

@@ -161,4 +161,5 @@ def test_fetched_bytes_are_those_of_the_ledger(compressor: str) -> None:
 
 def mixing_weights(blocks: list[Block]) -> int:
     """Return the bytes of W, which is uploaded in the first step."""
-    return sum(8 * block._weights.shape[0] * block._weights.shape[1] for block in blocks)
+    shapes = [plan.weights.shape for block in blocks for plan in block._plans.values()]
+    return sum(8 * rows * columns for rows, columns in shapes)

@@ -200,6 +200,9 @@ def lost_message(monkeypatch: pytest.MonkeyPatch) -> None:
         first = 0 if under.outgoing.route == "edges" else 1       # a client's first packet answers the server's
         if (under.number, under.step) != (5, first) or len(self.ids) == 1:
             return answer
+        if under.outgoing.separate:
+            is_lost = (self._places[0] == 2)[:, :, None]          # one block: places are nodes
+            return tuple(replace(each, rows=np.where(is_lost, 0, each.rows)) for each in answer)
         lost = []
         for mixed, message in zip(answer, under.channels.values(), strict=True):
             silenced = np.zeros_like(message.values)
