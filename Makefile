@@ -13,10 +13,10 @@ ON_RAY    ?= name=on-ray rounds=20 engine=ray
 TEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-slow check docs faults clean
+.PHONY: help install run test test-all test-slow test-outages check docs faults clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 install: $(STAMP)  ## create the virtual environment in .venv, or update it
 
@@ -25,12 +25,15 @@ run: $(STAMP)  ## compare four algorithms on the embedded digits data, then one 
 	$(BIN)/dbo run $(ON_RAY)
 
 test: $(STAMP)  ## run the fast tests
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" $(TEST_ARGS)
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not outage" $(TEST_ARGS)
 
 test-slow: $(STAMP)  ## run the slow tests, and property tests with random examples
 	HYPOTHESIS_PROFILE=explore $(BIN)/pytest -n 2 --dist loadgroup -m "slow or property" $(TEST_ARGS)
 
-test-all: test test-slow  ## run all tests
+test-outages: $(STAMP)  ## run the tests that stop or kill Ray's own processes, alone: about 15 minutes
+	$(BIN)/pytest -m outage $(TEST_ARGS)
+
+test-all: test test-slow test-outages  ## run all tests
 
 faults: $(STAMP)  ## run the fault harness, about 20 minutes
 	$(BIN)/python -m tests.faults
@@ -38,7 +41,7 @@ faults: $(STAMP)  ## run the fault harness, about 20 minutes
 check: $(STAMP)  ## run before each commit: ruff, mypy, and the fast tests without Ray
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not ray and not slow" $(TEST_ARGS)
+	$(BIN)/pytest -m "not ray and not slow and not outage" $(TEST_ARGS)
 
 docs: $(STAMP)  ## build the documentation into docs/_build/html; offline, a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -8,7 +8,7 @@ import pytest
 from tests.faults import clusters
 from tests.faults.row import Row
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.outage]
 
 
 @pytest.fixture
