@@ -6,6 +6,7 @@ A folder without a run, or a damaged file in it, is an input error that names it
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbo.platform.errors import InputError
+from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import (
     RunFolder,
     has_group,
     is_locked,
+    iterate_metrics,
     read_events,
     read_experiment,
     read_group,
@@ -227,7 +230,7 @@ def _to_floats(values: Any, path: Path, what: str) -> Series:
 
 def _load_nodes(path: Path, evaluations: int) -> NodeHistory | None:
     """Load nodes.jsonl up to the last complete evaluation; None where a run has none."""
-    lines = read_metrics(path)[:evaluations]
+    lines = [_select_recorded(line, path) for line in islice(iterate_metrics(path), evaluations)]
     if not lines:
         return None
     table = {
@@ -236,8 +239,6 @@ def _load_nodes(path: Path, evaluations: int) -> NodeHistory | None:
     }
     accuracy, distance, sent = table["accuracy"], table["apart_x"], table["bytes"]
     ids = _find_sample(lines, path)
-    if ids is not None and sent is not None and sent.ndim == 2 and sent.shape[1] > int(ids.max(initial=0)):
-        sent = sent[:, ids]
     if distance is None or sent is None or distance.ndim != 2 or sent.shape != distance.shape:
         raise InputError(f"{path}: damaged: apart_x and bytes must have a number per node")
     if accuracy is not None and accuracy.shape != distance.shape:
@@ -255,6 +256,17 @@ def _load_nodes(path: Path, evaluations: int) -> NodeHistory | None:
         dict(zip(map(str, channels), totals.tolist(), strict=True)),
         np.arange(distance.shape[1]) if ids is None else ids,
     )
+
+
+def _select_recorded(line: Record, path: Path) -> Record:
+    """Return a line with the bytes of the recorded nodes alone: those of all nodes would fill the memory."""
+    try:
+        sent, ids = read_sent(line), line.get("nodes")
+        if sent is not None and isinstance(ids, list) and len(sent) > len(ids):
+            sent = sent[ids]
+    except (ValueError, IndexError, TypeError):
+        raise InputError(f"{path}: damaged: apart_x and bytes must have a number per node") from None
+    return {**line, "bytes": sent}
 
 
 def _find_sample(lines: Sequence[Record], path: Path) -> NDArray[np.int64] | None:

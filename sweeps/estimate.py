@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean
 
 from dbo.platform.config.engines import LocalSettings
@@ -13,6 +13,7 @@ from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.base import RunSpec
 from dbo.platform.engine.evaluation import evaluate
 from dbo.platform.engine.factory import start_engine
+from dbo.platform.runs.disk_size import estimate_disk
 from dbo.platform.runs.runner import Prepared, prepare
 from dbo.platform.runs.schema import Summary
 from dbo.sweeps.grid import SweepCell
@@ -27,6 +28,7 @@ class CellEstimate:
 
     seconds: float
     bytes_links: float
+    bytes_disk: float = 0.0         # of its folder when it has finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Measurement:
     round_bytes: float
     evaluation_seconds: float
     startup_bytes: float        # what the first round sends more than the next one
+    disk_bytes: float = 0.0
 
     def extrapolate(self, experiment: Experiment) -> CellEstimate:
         """Estimate a cell of the same or a similar experiment, which may send more or fewer packets per round."""
@@ -47,6 +50,7 @@ class Measurement:
         return CellEstimate(
             _STARTUP_SECONDS + rounds * share * self.round_seconds + evaluations * self.evaluation_seconds,
             share * (self.startup_bytes + rounds * self.round_bytes),
+            self.disk_bytes,
         )
 
 
@@ -73,7 +77,7 @@ def _estimate_cell(cell: SweepCell, measured: Mapping[str, Measurement]) -> Cell
         return measured[cell.name].extrapolate(cell.experiment)
     similar = [one for one in measured.values() if one.algorithm == cell.experiment.algorithm["name"]]
     found = [one.extrapolate(cell.experiment) for one in similar or measured.values()]
-    return CellEstimate(fmean(e.seconds for e in found), fmean(e.bytes_links for e in found))
+    return CellEstimate(*(fmean(values) for values in zip(*map(astuple, found), strict=True)))
 
 
 def _count_declared_packets(experiment: Experiment) -> int | None:
@@ -120,12 +124,8 @@ def measure_experiment(experiment: Experiment, prepared: Prepared) -> Measuremen
     return Measurement(
         algorithm=parts.algorithm.name, packets=max(1, round_packets), round_seconds=middle - begin,
         round_bytes=round_bytes, evaluation_seconds=end - middle, startup_bytes=first_bytes - round_bytes,
+        disk_bytes=estimate_disk(experiment, prepared).finished,
     )
-
-
-def format_bytes(count: float) -> str:
-    """Return a text such as `12.3 MB`."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def read_seconds(summary: Summary) -> float:

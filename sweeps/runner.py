@@ -14,11 +14,12 @@ from dbo.platform.config.engines import LocalSettings
 from dbo.platform.engine import ray_session
 from dbo.platform.engine.factory import check_request
 from dbo.platform.errors import InputError
+from dbo.platform.runs.disk_size import LARGE, format_bytes
 from dbo.platform.runs.resume import check_environments
 from dbo.platform.runs.run_folder import GROUP_FILE, RunFolder, has_group, read_group, write_group
 from dbo.platform.runs.schema import Group
 from dbo.sweeps import summaries
-from dbo.sweeps.estimate import CellEstimate, estimate_cells, format_bytes, read_seconds
+from dbo.sweeps.estimate import CellEstimate, estimate_cells, read_seconds
 from dbo.sweeps.grid import Grid, SweepCell
 from dbo.sweeps.live_table import LiveTable, format_duration
 from dbo.sweeps.plan import Sweep
@@ -164,11 +165,14 @@ class SweepProgress:
         if not self.left or not self._estimates:
             return head
         seconds = (self.cell_seconds() or 0.0) * self.left
-        bytes_ = sum(each.bytes_links for each in self._estimates.values()) / len(self._estimates) * self.left
+        share = self.left / len(self._estimates)
+        links = share * sum(each.bytes_links for each in self._estimates.values())
+        disk = share * sum(each.bytes_disk for each in self._estimates.values())
         where = "on one core" if slots is None else f"with {slots} at a time"
         start = 0.0 if slots is None else RAY_START_SECONDS       # a cluster has started already
         duration = format_duration(start + seconds / min(slots or 1, self.left))
-        return f"{head}; about {duration} {where}, {format_bytes(bytes_)} between nodes"
+        on_disk = f", {format_bytes(disk)} on the disk" if disk >= LARGE else ""
+        return f"{head}; about {duration} {where}, {format_bytes(links)} between nodes{on_disk}"
 
 
 def run_sweep(folder: SweepFolder, progress: SweepProgress, console: Console | None) -> SweepResult:

@@ -34,7 +34,7 @@ RUNS = (*ENGINE, "dbo.platform.runs")
 # writes a file beside them, such as report.html; it imports only the standard library.
 RECORDED = (
     *LEAVES, "dbo.platform.runs.schema", "dbo.platform.runs.run_folder", "dbo.platform.runs.statistics",
-    "dbo.platform.runs.atomic_io", "dbo.platform.runs.seal",
+    "dbo.platform.runs.atomic_io", "dbo.platform.runs.seal", "dbo.platform.runs.node_lines",
     "dbo.platform.config.redact", "dbo.platform.config.terminal", "dbo.platform.config.tracking_uri",
 )
 RULES = {

@@ -5,6 +5,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import Counter, deque
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
@@ -24,6 +25,7 @@ from dbo.dashboards.watch.settings import (
 from dbo.dashboards.watch.tail import SmallFile, Tail, last_line, number, numbers, text, try_parse
 from dbo.platform.errors import InputError
 from dbo.platform.runs import schema
+from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import GROUP_FILE, RunFolder, is_locked, is_member
 from dbo.platform.runs.schema import Event, Group, Record
 
@@ -173,6 +175,9 @@ class WatchedRun:
     def get_details(self) -> dict[str, Any]:
         """Return the network, the nodes at the last evaluation, and the events."""
         nodes: Record = try_parse(schema.parse_record, last_line(self._nodes)) or {}
+        with suppress(ValueError):
+            sent = read_sent(nodes)
+            nodes["bytes"] = None if sent is None else sent.tolist()
         return {
             "id": self.id,
             "network": self._network,

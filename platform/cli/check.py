@@ -56,14 +56,20 @@ def _repair(folder: Path) -> "Verdict":
     return verdict
 
 
-def find_runs(folder: Path) -> list[Path]:
+def find_runs(folder: Path, follow_links: bool = True) -> list[Path]:
     """Return the run folders of a run, a comparison or a sweep, or below a folder of several."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
-    found = list(_search(folder, _DEPTH))
+    found = [run for run in _search(folder, _DEPTH) if follow_links or not _has_link(folder, run)]
     if not found:
         raise InputError(f"{folder}: no run, comparison or sweep in it, down to {_DEPTH} folders below")
     return found
+
+
+def _has_link(folder: Path, run: Path) -> bool:
+    """Decide whether the way from a folder down to a run leads through a symbolic link."""
+    below = [run, *run.parents][: len(run.relative_to(folder).parts)]
+    return any(place.is_symlink() for place in below)
 
 
 def _search(folder: Path, depth: int) -> Iterator[Path]:

@@ -18,8 +18,9 @@ _STYLES = {"you": "bold yellow", "preset": "cyan", "default": "dim"}
 def show_dry_run(experiment: "Experiment", folder: str) -> None:
     """Print every value with its source, then sizes, traffic and time from two measured rounds."""
     from dbo.platform.config.engines import LocalSettings
+    from dbo.platform.runs.disk_size import estimate_disk, format_bytes
     from dbo.platform.runs.preparation import prepare
-    from dbo.sweeps.estimate import format_bytes, measure_experiment
+    from dbo.sweeps.estimate import measure_experiment
     from dbo.sweeps.live_table import format_duration
 
     _show_values(experiment)
@@ -37,6 +38,7 @@ def show_dry_run(experiment: "Experiment", folder: str) -> None:
                    f"{format_bytes(estimate.bytes_links)} in {experiment.rounds} rounds",
         "time": f"{measured.round_seconds:.2g} s per round, {measured.evaluation_seconds:.2g} s per evaluation, "
                 f"about {format_duration(estimate.seconds)} in all {where}",
+        "disk": str(estimate_disk(experiment, prepared)),
         "folder": folder,
     }
     console.print()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dbo.platform.cli.check import check_runs
+from dbo.platform.cli.clean import clean_runs
 from dbo.platform.cli.compare import compare_algorithms
 from dbo.platform.cli.completion import print_candidates, print_script
 from dbo.platform.cli.console import console
@@ -41,6 +42,7 @@ app.command("run")(run_experiment)
 app.command("compare")(compare_algorithms)
 app.command("sweep")(run_sweep)
 app.command("check")(check_runs)
+app.command("clean")(clean_runs)
 app.command("tune")(tune_steps)
 app.command("report")(write_report)
 app.command("replay")(replay_runs)

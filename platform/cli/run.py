@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from dbo.platform.runs.runner import Result
 
 
+_NOT_SHOWN = ("timestamp", "block_seconds")
+
+
 def run_experiment(
     arguments: Arguments = None,
     out: Annotated[str | None, typer.Option(
@@ -109,7 +112,7 @@ def _show_result(result: "Result") -> None:
     """Print the last evaluation and the folder."""
     grid = Table.grid(padding=(0, 2))
     for key, value in result.summary.get("final", {}).items():
-        if value is not None and key != "timestamp":
+        if value is not None and key not in _NOT_SHOWN:
             grid.add_row(f"  {key}", f"{value:.6g}" if isinstance(value, float) else str(value))
     console.print(f"\n{result.experiment.algorithm['name']} {result.status}", style="bold", highlight=False)
     console.print(grid)

@@ -37,7 +37,8 @@ from dbo.tasks.api import Batches, DataSet, Partition, Task
 from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
 Section = dict[str, Any]
-_NOT_DECISIVE = {"tracking", "data_dir", "presets"}     # the values of a preset are part of the algorithm's section
+# What does not determine the result. The values of a preset are part of the algorithm's section.
+NOT_DECISIVE = frozenset({"tracking", "data_dir", "presets", "keep_checkpoints"})
 
 
 class Tracking(BaseModel):
@@ -105,6 +106,8 @@ class Experiment(BaseModel):
     eval_nodes: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         "all", description="nodes whose own models are evaluated: all, or a sample of n that stays the same")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+    keep_checkpoints: int = Field(
+        1, ge=0, description="checkpoints that a finished run keeps; dbo run --from needs one, dbo clean removes them")
     dtype: Literal["float32", "float64"] = Field("float32", description="of all variables and messages")
     batch_size: Annotated[int, Field(ge=1)] | BatchSize | None = Field(
         None, description="samples per node and step: null (all), a number, or {lower, upper}")
@@ -289,7 +292,7 @@ class Experiment(BaseModel):
         """What determines the result: settings, plugins, and the code of ours that runs."""
         parts, plugins = self.parts, plugging.read_sources(self.plugins)
         components = [type(part).__module__ for part in (parts.task, parts.data, parts.partition, parts.config)]
-        identity = {key: value for key, value in self.to_dict().items() if key not in _NOT_DECISIVE}
+        identity = {key: value for key, value in self.to_dict().items() if key not in NOT_DECISIVE}
         identity["engine"] = {key: v for key, v in self.engine.items() if key not in parts.engine.runtime_only}
         identity["plugins"] = [plugin.digest for plugin in plugins]
         identity["code"] = code_identity.hash_modules([*components, parts.algorithm.round.__module__], plugins)

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -35,7 +36,7 @@ from dbo.platform.runs.safetensors_io import serialize
 
 _FORMAT = 2
 _MAX_MANIFEST = 64 << 20     # bytes
-_KEPT = 2       # the newest and the one before: if the newest is damaged, little is replayed
+KEPT = 2        # while a run goes on: the newest and the one before, in case the newest is damaged
 _NAME = re.compile(r"round-[0-9]+")
 _LEFTOVER = re.compile(r"\.round-[0-9]+(\.[0-9a-f]{16})?\.new")       # without the token: of older versions
 
@@ -57,31 +58,33 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run. Runs of one experiment have the same trajectory key, whatever their length."""
 
-    def __init__(self, folder: Path, trajectory: str, allow_other: bool = False) -> None:
-        """`allow_other`: load checkpoints of other trajectories too; the caller knows that only the code differs."""
+    def __init__(self, folder: Path, trajectory: str, allow_other: bool = False, keep: int = KEPT) -> None:
+        """`allow_other`: load checkpoints of other trajectories too; the caller knows that only the code differs.
+
+        `keep`: how many `save` leaves, two at least.
+        """
         self.folder, self.trajectory, self._allow_other = folder, trajectory, allow_other
+        self._keep = max(KEPT, keep)
         self.refused: list[str] = []     # why checkpoints were skipped, for the user to read
 
     def save(self, round_: int, blocks: Iterable[Iterable[Flat]], run: dict[str, Any]) -> None:
-        """Write a checkpoint, durable on return, and remove all but the last two. A block comes in parts."""
+        """Write a checkpoint, durable on return, and remove old ones. A block comes in parts."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for entry in self.folder.iterdir():
-            if _LEFTOVER.fullmatch(entry.name):          # of a process that died; the folder's lock keeps others out
-                _remove(entry)
+        for entry in self._list_leftovers():
+            remove_checkpoint(entry)
         place = self.folder / f"round-{round_:08d}"
         aside = temporary_path(place)
         try:
             with describe_errors(place, f"the checkpoint of round {round_}"):
                 self._write(aside, round_, blocks, run)
-                _remove(place)
+                remove_checkpoint(place)
                 os.rename(aside, place)
                 sync_folder(self.folder)
                 sync_folder(self.folder.parent)
         except OSError:
             shutil.rmtree(aside, ignore_errors=True)     # it would keep a full disk full
             raise
-        for old in self._list_newest_first()[_KEPT:]:
-            _remove(old)
+        self.prune(self._keep)
 
     def _write(self, aside: Path, round_: int, blocks: Iterable[Iterable[Flat]], run: dict[str, Any]) -> None:
         aside.mkdir()
@@ -113,6 +116,38 @@ class Checkpoints:
                 yield self._load(place, with_blocks)
             except DamagedError as error:
                 self.refused.append(f"{place.name}: {error}")
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` checkpoints, and the folder if it is empty then."""
+        for old in self._list_newest_first()[keep:]:
+            remove_checkpoint(old)
+        self.remove_if_empty()
+
+    def remove_if_empty(self) -> None:
+        """Remove the folder if nothing is in it."""
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def list_removable(self, keep: int) -> list[Path]:
+        """Return all but the newest `keep` checkpoints, and what a process that died has left."""
+        return [*self._list_newest_first()[keep:], *self._list_leftovers()]
+
+    def list_older_than_intact(self) -> list[Path]:
+        """Return the same, but keep all down to the newest checkpoint that matches its checksums."""
+        places = self._list_newest_first()
+        intact = (number for number, place in enumerate(places, 1) if self._is_intact(place))
+        return self.list_removable(next(intact, len(places)))
+
+    def _is_intact(self, place: Path) -> bool:
+        try:
+            self._load(place, with_blocks=True)
+        except DamagedError:
+            return False
+        return True
+
+    def _list_leftovers(self) -> list[Path]:
+        """Return what was not written to its end; the folder's lock keeps other writers out."""
+        return [entry for entry in self.folder.iterdir() if _LEFTOVER.fullmatch(entry.name)]
 
     def has_any(self) -> bool:
         """Decide whether there is a checkpoint, damaged or not."""
@@ -150,7 +185,7 @@ class Checkpoints:
         return Checkpoint(round_, list(blocks.values()), run, trajectory)
 
 
-def _remove(place: Path) -> None:
+def remove_checkpoint(place: Path) -> None:
     """Remove a checkpoint, or whatever is in its place; a symbolic link is removed, not what it points to."""
     if place.is_symlink() or place.is_file():
         place.unlink(missing_ok=True)

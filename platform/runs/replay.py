@@ -19,6 +19,7 @@ from dbo.platform.errors import InputError
 from dbo.platform.network.timing import Floats, Interval, Profile, TraceRow
 from dbo.platform.network.timing import replay as compute_times
 from dbo.platform.network.topology import TOPOLOGIES
+from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import RunFolder, iterate_metrics, read_experiment, read_metrics, read_network
 from dbo.platform.runs.schema import Record, RecordedNetwork, Target, section
 
@@ -172,8 +173,11 @@ def _read_sent(path: Path, nodes: int, evaluations: int) -> list[Floats]:
     for number, record in enumerate(iterate_metrics(path)):
         if number == evaluations:
             break
-        row = np.asarray(record.get("bytes"), dtype=np.float64)
-        if row.shape not in ((nodes,), (1,)) or not np.isfinite(row).all() or row.shape != (rows or [row])[0].shape:
+        try:
+            row = read_sent(record)
+        except ValueError:
+            row = None
+        if row is None or row.shape not in ((nodes,), (1,)) or row.shape != (rows or [row])[0].shape:
             raise InputError(f"{path}: round {record['round']}: bytes must be a number per node")
         rows.append(row)
     if len(rows) < evaluations:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.experiment import NOT_DECISIVE, Experiment
 from dbo.platform.config.overrides import flatten
 from dbo.platform.config.redact import redact_all
 from dbo.platform.errors import InputError, RunError, ShorterRunError
@@ -91,7 +91,7 @@ def _describe_difference(folder: RunFolder, experiment: Experiment, without: tup
     except InputError:
         return ""
     here = flatten(redact_all(experiment.to_record()))
-    ignored = {f"engine.{key}" for key in experiment.parts.engine.runtime_only} | {"data_dir", "presets", *without}
+    ignored = {f"engine.{key}" for key in experiment.parts.engine.runtime_only} | {*NOT_DECISIVE, *without}
     keys = [key for key in dict.fromkeys([*here, *there])
             if key not in ignored and not key.startswith("tracking.") and there.get(key) != here.get(key)]
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))      # another component
@@ -169,7 +169,7 @@ def _find_text_rounds(folder: RunFolder, experiment: Experiment) -> int | None:
         engine = data.get("engine")
         kept = {key: value for key, value in engine.items() if key not in experiment.parts.engine.runtime_only} \
             if isinstance(engine, dict) else engine
-        return {**data, "engine": kept, **dict.fromkeys(("rounds", "until", "tracking", "data_dir"))}
+        return {**data, "engine": kept, **dict.fromkeys(("rounds", "until", *NOT_DECISIVE))}
 
     try:
         recorded = read_experiment(folder.path)
@@ -210,7 +210,8 @@ def find_start_point(
     notices = [f"skipped a checkpoint: {reason}" for reason in refused]
     if checkpoint is None:
         if source is not None:
-            raise InputError(": ".join([f"--from: {owner} has no checkpoint to resume from", *refused[:1]]))
+            reason = refused[0] if refused else "dbo clean or keep_checkpoints: 0 has removed it"
+            raise InputError(f"--from: {owner} has no checkpoint to resume from: {reason}")
         return StartPoint(notices=tuple(notices))
     changes: dict[str, dict[str, str]] = {}
     if checkpoint.trajectory != experiment.trajectory_key:

@@ -44,6 +44,7 @@ from dbo.platform.runs.atomic_io import (
     truncate,
     write_atomically,
 )
+from dbo.platform.runs.node_lines import pack_line
 from dbo.platform.runs.remote import RemoteFolder
 from dbo.platform.runs.safetensors_io import serialize
 from dbo.platform.runs.schema import COLUMNS, Event, FileDigest, Group, Manifest, Record, RecordedNetwork, Summary
@@ -189,7 +190,7 @@ class RunFolder:
     def append(self, record: Record, nodes: Record | None = None) -> None:
         """Append an evaluation and its line of the nodes. Both survive the death of this process."""
         if nodes is not None:              # first: a line of metrics.jsonl marks the evaluation as complete
-            self._append_line(self.nodes, nodes)
+            self._append_line(self.nodes, pack_line(nodes))
         self._append_line(self.metrics, record)
 
     def log_event(self, kind: str, **facts: Any) -> None:

@@ -19,6 +19,7 @@ from dbo.platform.engine.factory import start_engine, startup_notice
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.checkpoints import Checkpoints
+from dbo.platform.runs.disk_size import describe_large_run
 from dbo.platform.runs.driver_guard import guard_driver
 from dbo.platform.runs.preparation import Prepared, default_folder, local_folder, prepare
 from dbo.platform.runs.progress import RunProgress
@@ -84,7 +85,8 @@ def run(
         damage = _find_damage(folder, callback) if resume else ()
         if resume and not damage and read_status(folder) in ("finished", "diverged"):      # which it would again
             return _return_recorded(folder, experiment, prepared, callback)
-        checkpoints = Checkpoints(folder.checkpoints, experiment.trajectory_key, allow_other=allow_changed_code)
+        checkpoints = Checkpoints(
+            folder.checkpoints, experiment.trajectory_key, allow_changed_code, experiment.keep_checkpoints)
         source = None
         if start_from is not None and not checkpoints.has_any():
             source = find_source_run(start_from, experiment, allow_changed_code)
@@ -177,7 +179,8 @@ class _Execution:
     def run(self) -> Result:
         parts, progress = self.experiment.parts, RunProgress(self.prepared.data_digest)
         problem, graph = arrange(parts.algorithm, self.prepared.problem, self.prepared.network)
-        start = (self._describe_engine(), startup_notice(parts.engine), self._describe_steps())
+        disk = describe_large_run(self.experiment, self.prepared, self.folder.path)
+        start = (self._describe_engine(), disk, startup_notice(parts.engine), self._describe_steps())
         for notice in (*self.start.notices, *start):
             if notice:
                 self.callback.on_notice(notice)
@@ -248,6 +251,16 @@ class _Execution:
                     self._end(loop.progress, "failed", format_failure(error))
             raise
 
+    def _prune(self, status: Status) -> None:
+        """Remove the checkpoints that the ended run does not keep; of a diverged one the last is all that is left.
+
+        The sealed run is published before that: a crash in between must leave a checkpoint or a result at a URL.
+        """
+        keep = self.experiment.keep_checkpoints
+        self.checkpoints.prune(max(1, keep) if status == "diverged" else keep)
+        with suppress(RunError):            # the results are there; old checkpoints at a URL do no harm
+            self.folder.publish()
+
     def _find_changes(self) -> list[str]:
         """Return which changes the run was resumed in spite of, this time or before."""
         kinds = set(self.start.changes)
@@ -279,6 +292,8 @@ class _Execution:
             seal_run(self.folder, summary)
         self.folder.log_event("ended", status=status, **({"error": error} if error else {}))
         self.folder.publish()
+        if status != "failed":
+            self._prune(status)
         result = Result(
             self.experiment, status, self.folder.path, self.folder.metrics.absolute(), state or {}, summary.to_dict())
         self.callback.on_end(result)

@@ -14,12 +14,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from dbo.dashboards.palette import get_style
 from dbo.platform.errors import InputError
 from dbo.platform.runs.atomic_io import open_regular
+from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import (
     GROUP_FILE,
     RunFolder,
+    iterate_metrics,
     read_events,
     read_experiment,
     read_metrics,
@@ -32,7 +36,7 @@ MAX_KEYS = 25               # metrics per run: MLflow's page draws a chart for e
 MAX_PARAM, MAX_TAG = 6000, 8000
 _MAX_STEP, _MAX_TIME = 2**62, 1e11      # of MLflow's columns; seconds
 _DEFAULT_NAME = "dbo"       # of an experiment without a name
-_NOT_PARAMS = {"tracking", "data_dir", "presets"}      # may differ between two starts of the same run
+_NOT_PARAMS = {"tracking", "data_dir", "presets", "keep_checkpoints"}      # two starts of one run may differ in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,12 +309,13 @@ def write_nodes_table(source: Path, target: Path) -> None:
 
     rows: dict[str, list[Any]] = {key: [] for key in ("round", "node", "accuracy", "apart_x", "apart_y", "bytes")}
     try:
-        for record in read_metrics(source):
+        for record in iterate_metrics(source):
             count = len(record["apart_x"])
-            ids, sent = record.get("nodes") or range(count), record.get("bytes") or [None] * count
+            ids, sent = record.get("nodes") or range(count), read_sent(record)
             rows["round"] += [record["round"]] * count
             rows["node"] += ids
-            rows["bytes"] += sent if len(sent) == count else [sent[node] for node in ids]
+            known = [None] * count if sent is None else sent.astype(np.int64).tolist()
+            rows["bytes"] += known if len(known) == count else [known[node] for node in ids]
             for key in ("accuracy", "apart_x", "apart_y"):
                 rows[key] += record.get(key) or [None] * count
         pd.DataFrame(rows).to_parquet(target, index=False)

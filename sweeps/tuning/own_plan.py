@@ -38,8 +38,8 @@ RANGES: Mapping[str, Bounds] = {            # where tuning.yaml has none for the
 }
 # Each trial sets these itself.
 _NOT_SEARCHED = (
-    "name", "seed", "rounds", "eval_every", "checkpoint_every", "algorithm", "engine", "tracking", "presets",
-    "data_dir",
+    "name", "seed", "rounds", "eval_every", "checkpoint_every", "keep_checkpoints", "algorithm", "engine", "tracking",
+    "presets", "data_dir",
 )
 _SLACK = {"psi_tune_loss": 0.05, "tune_loss": 0.05, "upper_loss": 0.05, "distance": 0.5}
 

@@ -10,14 +10,16 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.run_folder import read_metrics
 from dbo.platform.runs.schema import CLOCKS
 
+# Two checkpoints are what an interrupted run has: many tests make one by removing the summary of a finished run.
 TINY: dict[str, Any] = {
-    "nodes": 4, "rounds": 6, "checkpoint_every": 2, "dtype": "float64", "engine": {"name": "local"},
+    "nodes": 4, "rounds": 6, "checkpoint_every": 2, "keep_checkpoints": 2, "dtype": "float64",
+    "engine": {"name": "local"},
     "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8},
     "algorithm": {"name": "c2dfb", "inner_steps": 2, "eta_in": 0.3, "eta_out": 0.1, "gamma_in": 0.3},
     "tracking": {"uri": "off"},
 }
 TINY_OVERRIDES = (
-    "nodes=4", "rounds=6", "checkpoint_every=2", "dtype=float64", "engine.name=local",
+    "nodes=4", "rounds=6", "checkpoint_every=2", "keep_checkpoints=2", "dtype=float64", "engine.name=local",
     "task={name: quadratic, dim_x: 4, dim_y: 8}",
     "algorithm={name: c2dfb, inner_steps: 2, eta_in: 0.3, eta_out: 0.1, gamma_in: 0.3}", "tracking.uri=off",
 )
