@@ -1,9 +1,5 @@
-"""A whole algorithm in one file: gossip and gradient steps on f + λ (g − min g). Try it with
-
-    dbo run plugins=[docs/examples/gossip_penalty.py] algorithm.name=gossip_penalty task.name=quadratic rounds=500
-
-It ends near the solution for the penalty λ, at a distance proportional to `step`, as gossip with constant steps always
-does. Where all nodes have the same data it ends exactly there."""
+"""A whole algorithm: gossip and gradient steps on f + λ (g − min g). As gossip with constant steps always does, it ends
+at a distance proportional to `step` from the solution for the penalty λ; where all nodes have the same data, there."""
 from dataclasses import dataclass
 
 import dbo

@@ -53,6 +53,7 @@ def serve(folder: Path, port: int | None, log: Callable[[str], None]) -> None:
         log(f"the runs are on a server: {uri}")
         return
     os.environ.update(mlflow_environment(uri))
+    log("starting MLflow, which takes some seconds")
     path = find_landing_page(uri, folder)
     chosen = _choose_port(port, log)
     address = f"http://127.0.0.1:{chosen}"
@@ -88,7 +89,10 @@ def find_landing_page(uri: str, folder: Path) -> str:
 
 
 def build_view(query: str) -> dict[str, Any]:
-    """Return what MLflow stores in an experiment's tag for a view that is shared by a link."""
+    """Return what MLflow stores in an experiment's tag for a view that is shared by a link.
+
+    MLflow draws a logarithmic X-axis for steps only, not for a metric.
+    """
     cost, rounds = "dbo-cost", "dbo-rounds"
     return {
         # Sorted by date, MLflow folds child runs under their parents and does not draw them.
@@ -105,7 +109,7 @@ def build_view(query: str) -> dict[str, Any]:
                 "uuid": f"dbo-{number}", "type": "LINE", "runsCountToCompare": 20, "deleted": False,
                 "isGenerated": False, "metricSectionId": cost if against else rounds,
                 "metricKey": metric, "lineSmoothness": 0, "scaleType": "linear",
-                "xAxisScaleType": "log" if against else "linear", "xAxisKey": "metric" if against else "step",
+                "xAxisScaleType": "linear", "xAxisKey": "metric" if against else "step",
                 "selectedXAxisMetricKey": against or "", "useGlobalXaxisKey": False, "useGlobalLineSmoothing": True,
                 "yAxisKey": "metric", "yAxisExpressions": [], "ignoreOutliers": False, "range": {},
             }
