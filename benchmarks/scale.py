@@ -8,7 +8,6 @@ of all nodes and of a sample. Then a whole run is recorded, lengthened to 400 ev
 """
 
 import argparse
-import resource
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -117,7 +116,8 @@ def _read(what: str, folder: Path) -> tuple[float, float]:
     """Read a run folder in one of the ways; return the processor time and the peak memory in MB."""
     begin = time.process_time()
     _READERS[what](folder)
-    return time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    status = Path("/proc/self/status").read_text()          # ru_maxrss would be that of the parent
+    return time.process_time() - begin, int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 _LONG = 400
