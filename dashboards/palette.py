@@ -18,7 +18,7 @@ _ORDER = (
     "c2dfb", "c2dfb_nc", "madsbo", "mdbo", "madsbo_gt", "vrdbo", "dsgda_gt", "sldbo",
     "d_soba", "gossip_dsbo", "f2ba", "bome", "sparkle", "storm_pl", "sun_dsbo", "slam",
     "f2sa", "stocbio", "soba", "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba",
-    "c2dfb_lead", "lean",
+    "c2dfb_lead", "lean", "c2dfb_central",
 )
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _PLUGIN_DASH = "longdash"

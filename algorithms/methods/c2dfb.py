@@ -112,6 +112,15 @@ class State:
         return self.s
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an inner step of one loop does besides following its gradient."""
+
+    eta: float
+    gamma: float
+    compressor: Compressor
+
+
 Gradient: TypeAlias = Callable[[Array], Array]
 Residual: TypeAlias = Message | Packed      # compressed
 
@@ -189,14 +198,14 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
     del st      # frees the loops' arrays as they are replaced
     if cfg.reset_every and key.round and key.round % cfg.reset_every == 0:
         loop_y, loop_z = reset(loop_y), reset(loop_z)
-    batches = iter(range(count_batches(cfg)))
+    batches, step = iter(range(count_batches(cfg))), Step(cfg.eta_in, cfg.gamma_in, cfg.compressor)
     if cfg.tracker == "refresh":
         grad_y, grad_z = inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
         loop_y, loop_z = refresh(loop_y, grad_y), refresh(loop_z, grad_z)
     for k in range(cfg.inner_steps):                                                                  # Alg. 1, l. 6–7
         grad_y, grad_z = inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
-        loop_y, y_d, y_s = inner_step(loop_y, grad_y, cfg, key.at(k), "y")
-        loop_z, z_d, z_s = inner_step(loop_z, grad_z, cfg, key.at(k), "z")
+        loop_y, y_d, y_s = inner_step(loop_y, grad_y, step, key.at(k), "y")
+        loop_z, z_d, z_s = inner_step(loop_z, grad_z, step, key.at(k), "z")
         wy_d, wy_s, wz_d, wz_s = await mix(y_d=y_d, y_s=y_s, z_d=z_d, z_s=z_s)
         loop_y, loop_z = receive(loop_y, wy_d, wy_s), receive(loop_z, wz_d, wz_s)
 
@@ -222,13 +231,13 @@ def refresh(v: Inner, gradient: Gradient) -> Inner:
     return replace(v, s=v.s + (grad - v.grad), grad=grad)
 
 
-def inner_step(v: Inner, gradient: Gradient, cfg: Config, key: Key, channel: str) -> tuple[Inner, Residual, Residual]:
+def inner_step(v: Inner, gradient: Gradient, step: Step, key: Key, channel: str) -> tuple[Inner, Residual, Residual]:
     """Algorithm 2, one k: update d and s, and return the two residuals to send."""
-    d = v.d + cfg.gamma_in * (v.wd_hat - v.d_hat) - cfg.eta_in * v.s                                  # Alg. 2, l. 2
-    q_d = cfg.compressor(d - v.d_hat, key, channel + "_d")                                            # Alg. 2, l. 4
+    d = v.d + step.gamma * (v.wd_hat - v.d_hat) - step.eta * v.s                                     # Alg. 2, l. 2
+    q_d = step.compressor(d - v.d_hat, key, channel + "_d")                                           # Alg. 2, l. 4
     grad = gradient(d)
-    s = v.s + (cfg.gamma_in * (v.ws_hat - v.s_hat) + (grad - v.grad))                                 # Alg. 2, l. 5
-    q_s = cfg.compressor(s - v.s_hat, key, channel + "_s")                                            # Alg. 2, l. 7
+    s = v.s + (step.gamma * (v.ws_hat - v.s_hat) + (grad - v.grad))                                   # Alg. 2, l. 5
+    q_s = step.compressor(s - v.s_hat, key, channel + "_s")                                           # Alg. 2, l. 7
     new = replace(v, d=d, s=s, grad=grad, d_hat=v.d_hat + q_d.values, s_hat=v.s_hat + q_s.values)
     return new, q_d, q_s
 

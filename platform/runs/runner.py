@@ -15,6 +15,7 @@ from dbo.platform.config.plugins import ship
 from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.block import describe_network, init_state
+from dbo.platform.engine.convexity import describe_convexity
 from dbo.platform.engine.factory import start_engine, startup_notice
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.errors import InputError, RunError
@@ -177,7 +178,10 @@ class _Execution:
     def run(self) -> Result:
         parts, progress = self.experiment.parts, RunProgress(self.prepared.data_digest)
         problem, graph = arrange(parts.algorithm, self.prepared.problem, self.prepared.network)
-        start = (self._describe_engine(), startup_notice(parts.engine), self._describe_steps())
+        start = (
+            self._describe_engine(), startup_notice(parts.engine), self._describe_steps(),
+            describe_convexity(parts.algorithm, parts.config, problem),
+        )
         for notice in (*self.start.notices, *start):
             if notice:
                 self.callback.on_notice(notice)

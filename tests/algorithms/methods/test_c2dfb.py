@@ -56,8 +56,8 @@ def inner_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     steps: list[Step] = []
     original = c2dfb.inner_step
 
-    def spy(v: c2dfb.Inner, gradient: Any, cfg: Any, key: Key, channel: str) -> Any:
-        new, q_d, q_s = original(v, gradient, cfg, key, channel)
+    def spy(v: c2dfb.Inner, gradient: Any, step: Any, key: Key, channel: str) -> Any:
+        new, q_d, q_s = original(v, gradient, step, key, channel)
         steps.append((channel, v, new))
         return new, q_d, q_s
 
