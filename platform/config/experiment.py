@@ -37,7 +37,8 @@ from dbo.tasks.api import Batches, DataSet, Partition, Task
 from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
 Section = dict[str, Any]
-_NOT_DECISIVE = {"tracking", "data_dir", "presets"}     # the values of a preset are part of the algorithm's section
+LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"      # of a variant: part of folder names
+_NOT_DECISIVE = {"label", "tracking", "data_dir", "presets"}     # the values of a preset are part of the algorithm's section
 
 
 class Tracking(BaseModel):
@@ -96,6 +97,8 @@ class Experiment(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field("dbo", min_length=1, max_length=100, description="name of the run")
+    label: str | None = Field(
+        None, pattern=LABEL, max_length=60, description="name in tables and figures; null: that of the algorithm")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of split, partition, graph, start and random draws")
     nodes: int = Field(10, ge=1, le=100_000, description="m, nodes in the network")
     rounds: int = Field(50, ge=1, description="outer rounds to run")
@@ -140,6 +143,11 @@ class Experiment(BaseModel):
     def given(self) -> dict[str, Any]:
         """The keys that were set, before defaults and presets: what another experiment can be derived from."""
         return dict(self._given)
+
+    @property
+    def title(self) -> str:
+        """The name in tables and figures: the label of a variant, or the algorithm's name."""
+        return self.label or str(self.algorithm["name"])
 
     @property
     def engine_choice(self) -> Choice | None:

@@ -11,7 +11,7 @@ Source = Literal["you", "preset", "default"]
 
 # Keys that cannot make a run diverge.
 _HARMLESS = (
-    "name", "seed", "rounds", "eval_every", "checkpoint_every", "tracking", "engine", "data_dir", "presets", "plugins",
+    "name", "label", "seed", "rounds", "eval_every", "checkpoint_every", "tracking", "engine", "data_dir", "presets", "plugins",
     "algorithm.name", "task.name", "task.dataset",
 )
 

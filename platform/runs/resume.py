@@ -91,7 +91,7 @@ def _describe_difference(folder: RunFolder, experiment: Experiment, without: tup
     except InputError:
         return ""
     here = flatten(redact_all(experiment.to_record()))
-    ignored = {f"engine.{key}" for key in experiment.parts.engine.runtime_only} | {"data_dir", "presets", *without}
+    ignored = {f"engine.{key}" for key in experiment.parts.engine.runtime_only} | {"label", "data_dir", "presets", *without}
     keys = [key for key in dict.fromkeys([*here, *there])
             if key not in ignored and not key.startswith("tracking.") and there.get(key) != here.get(key)]
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))      # another component
@@ -169,7 +169,7 @@ def _find_text_rounds(folder: RunFolder, experiment: Experiment) -> int | None:
         engine = data.get("engine")
         kept = {key: value for key, value in engine.items() if key not in experiment.parts.engine.runtime_only} \
             if isinstance(engine, dict) else engine
-        return {**data, "engine": kept, **dict.fromkeys(("rounds", "until", "tracking", "data_dir"))}
+        return {**data, "engine": kept, **dict.fromkeys(("rounds", "until", "label", "tracking", "data_dir"))}
 
     try:
         recorded = read_experiment(folder.path)

@@ -139,7 +139,7 @@ def _return_recorded(folder: RunFolder, experiment: Experiment, prepared: Prepar
     if last is not None and is_last and (reason := missing_records(folder, last)):
         raise InputError(f"{folder}: {reason}; run it again without --resume, or into another folder")
     status: Status = "diverged" if summary.status == "diverged" else "finished"
-    callback.on_notice(f"{experiment.algorithm['name']}: already {status}, nothing to do")
+    callback.on_notice(f"{experiment.title}: already {status}, nothing to do")
     recorded, state = read_end(folder.path)
     return Result(experiment, status, folder.path, folder.metrics.absolute(), state, recorded, is_new=False)
 
