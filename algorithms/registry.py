@@ -128,8 +128,8 @@ def algorithm(
             raise ValueError(f"algorithm {name!r}: its round function needs a docstring, users see the first line")
         made = Algorithm(
             name=name, summary=summary, config=config, state=state, init=init, round=round_, packets=packets,
-            batches=batches, penalty=penalty, convex=convex, network="single" if single_machine else network, family=family,
-            citation=citation, oracles=oracles, paper_counts=paper_counts or {},
+            batches=batches, penalty=penalty, convex=convex, network="single" if single_machine else network,
+            family=family, citation=citation, oracles=oracles, paper_counts=paper_counts or {},
             errors=errors or ErrorTerms(), claim=claim,
         )
         ALGORITHMS.add(name, made, round_.__module__, qualified_name)

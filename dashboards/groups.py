@@ -18,8 +18,8 @@ from dbo.platform.runs.statistics import MeanEstimate, estimate_mean
 
 # Keys that make no variants: runs of one algorithm that differ only in these belong together.
 _NOT_VARIANT_KEYS = {
-    "name", "label", "seed", "tracking", "data_dir", "plugins", "checkpoint_every", "eval_every", "nodes", "algorithm.name",
-    "task.name", "task.dataset",
+    "name", "label", "seed", "tracking", "data_dir", "plugins", "checkpoint_every", "eval_every", "nodes",
+    "algorithm.name", "task.name", "task.dataset",
 }
 _NOT_VARIANT_SECTIONS = ("tracking.", "topology.", "partition.", "engine.")
 _LOCATION_KEYS = ("tracking", "data_dir", "plugins", "topology")      # paths and servers; the graph is in the setting

@@ -218,7 +218,7 @@ def show_node_bytes(runs: "pd.DataFrame") -> None:
     """Print the bytes that a node sends until each of several targets: the mean over seeds, then every seed's."""
     from dbo.platform.runs.seed_tables import NODE_BYTES
 
-    columns = [column for column in runs if column.startswith(NODE_BYTES)]
+    columns = [column for column in map(str, runs) if column.startswith(NODE_BYTES)]
     if not columns:
         return
     seeds = list(dict.fromkeys(runs["seed"]))

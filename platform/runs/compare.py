@@ -296,13 +296,14 @@ def _describe_group(
 ) -> Group:
     names = list(dict.fromkeys(experiment.title for experiment in experiments))
     seeds = list(dict.fromkeys(experiment.seed for experiment in experiments))
-    first = experiments[0]
+    first, targets = experiments[0], ",".join(map(str, (target, *target.further)))
+    axis = "label" if any(experiment.label for experiment in experiments) else "algorithm.name"
     return Group(
         kind="compare", name=first.name, key=_hash_keys(experiments),
-        command=command or f"dbo compare … --algorithms {','.join(names)} --target {','.join(map(str, (target, *target.further)))}",
+        command=command or f"dbo compare … --algorithms {','.join(names)} --target {targets}",
         started=(previous.started if previous else "") or datetime.now(UTC).isoformat(timespec="seconds"),
         status="running", target=str(target), members=tuple(list_members(experiments)),
-        axes={"label" if any(one.label for one in experiments) else "algorithm.name": names, **({"seed": seeds} if len(seeds) > 1 else {})},
+        axes={axis: names, **({"seed": seeds} if len(seeds) > 1 else {})},
         tracking=first.tracking.model_dump(),
         changes=tuple(dict.fromkeys([*(previous.changes if previous else ()), *changes])),
     )

@@ -91,7 +91,8 @@ def _describe_difference(folder: RunFolder, experiment: Experiment, without: tup
     except InputError:
         return ""
     here = flatten(redact_all(experiment.to_record()))
-    ignored = {f"engine.{key}" for key in experiment.parts.engine.runtime_only} | {"label", "data_dir", "presets", *without}
+    ignored = {f"engine.{key}" for key in experiment.parts.engine.runtime_only}
+    ignored |= {"label", "data_dir", "presets", *without}
     keys = [key for key in dict.fromkeys([*here, *there])
             if key not in ignored and not key.startswith("tracking.") and there.get(key) != here.get(key)]
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))      # another component

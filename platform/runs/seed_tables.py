@@ -117,5 +117,5 @@ def _to_floats(values: "pd.Series") -> Sequence[float | None]:
 
 
 def _list_measures(runs: "pd.DataFrame") -> list[str]:
-    further = [column for column in runs if column.startswith(NODE_BYTES)]
+    further = [column for column in map(str, runs) if column.startswith(NODE_BYTES)]
     return [measure for measure in (*MEASURES, *further) if measure in runs and runs[measure].notna().any()]

@@ -190,17 +190,24 @@ def tracked_loops(
     track = {loop: gradients[loop](x, s.y0) for loop in "yz"}
     last, d_hat, s_hat = dict(track), dict.fromkeys("yz", 0 * s.y0), dict.fromkeys("yz", 0 * s.y0)
     s_x = u = upper(x, s.y0, s.y0)
+    public = {"x": 0 * s.x0, "s": 0 * s.x0}
+    eta = {loop: getattr(cfg, f"eta_{loop}", None) or cfg.eta_in for loop in "yz"}
     for t in count():
         yield {"x": x, "y": d["y"], "z": d["z"], "direction": s_x, "track_y": track["y"], "track_z": track["z"]}
-        x, mixed = x + cfg.gamma_out * lap @ x - cfg.eta_out * s_x, lap @ s_x
         if cfg.reset_every and t > 0 and t % cfg.reset_every == 0:
-            s_hat = dict.fromkeys("yz", 0 * s.y0)
+            s_hat, public["s"] = dict.fromkeys("yz", 0 * s.y0), 0 * s.x0
+        if getattr(cfg, "compressor_x", None) is None:
+            public = {"x": x, "s": s_x}
+        else:
+            for part, rows in (("x", x), ("s", s_x)):
+                public[part] = public[part] + keep_top(rows - public[part], cfg.compressor_x.ratio)
+        x, mixed = x + cfg.gamma_out * lap @ public["x"] - cfg.eta_out * s_x, lap @ public["s"]
         for loop in "yz":
             if getattr(cfg, "tracker", "refresh") == "refresh":
                 new = gradients[loop](x, d[loop])
                 track[loop], last[loop] = track[loop] + new - last[loop], new
             for k in range(cfg.inner_steps):
-                d[loop] = d[loop] + cfg.gamma_in * lap @ d_hat[loop] - cfg.eta_in * track[loop]
+                d[loop] = d[loop] + cfg.gamma_in * lap @ d_hat[loop] - eta[loop] * track[loop]
                 d_hat[loop] = d_hat[loop] + compress(s, cfg, d[loop] - d_hat[loop], t, k, f"{loop}_d")
                 new = gradients[loop](x, d[loop])
                 track[loop] = track[loop] + cfg.gamma_in * lap @ s_hat[loop] + new - last[loop]
@@ -657,6 +664,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "lean untriggered": ("lean", {"edge_triggered": False}),
     "lean z alone": ("lean", {"explain_z": False}),
     "lean x whole": ("lean", {"compress_x": False}),
+    "c2dfb own steps": ("c2dfb", {"eta_y": 0.27, "eta_z": 0.37}),
+    "c2dfb x compressed": ("c2dfb", {"compressor_x": TopK(ratio=0.5)}),
+    "c2dfb x compressed, reset": ("c2dfb", {"compressor_x": TopK(ratio=0.5), "reset_every": 2}),
     "c2dfb h": ("c2dfb", {"y_objective": "h", "eta_in": 0.03}),
     "c2dfb_nc cached": ("c2dfb_nc", {"tracker": "cached"}),
     "c2dfb_nc own": ("c2dfb_nc", {"mixing": "own"}),
@@ -674,7 +684,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
 # Numbers without influence on the iterates: with full batches ∇_y g needs no correction, nor does the whole series.
 IDLE = {
     "lean x whole": {"ratio_x"}, "vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"},
-    "storm_pl": {"alpha"},
+    "storm_pl": {"alpha"}, "c2dfb own steps": {"eta_in"},
     **STAR_IDLE,
 }
 

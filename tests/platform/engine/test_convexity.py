@@ -57,7 +57,8 @@ def test_a_run_warns_once_at_its_start(tmp_path: Any, dataset: str, warns: bool)
 
     small = {"documents": 200, "features": 400} if dataset == "synthetic_text" else {}
     run(Experiment(
-        task={"name": "coefficient_tuning", "dataset": dataset, **small}, algorithm={"name": "c2dfb_central", "lam": 2.0},
-        nodes=4, rounds=1, engine={"name": "local"}, tracking={"uri": "off"},
+        task={"name": "coefficient_tuning", "dataset": dataset, **small},
+        algorithm={"name": "c2dfb_central", "lam": 2.0}, nodes=4, rounds=1, engine={"name": "local"},
+        tracking={"uri": "off"},
     ), tmp_path / "run", callback=Listener())
     assert sum("needs g − 0.5 f" in text for text in notices) == warns
