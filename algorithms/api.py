@@ -6,6 +6,7 @@
 
 from dbo.algorithms.claims import (
     AVERAGED_INVERSE,
+    CENTRAL,
     LOCAL_INVERSE,
     MINIMISER,
     MOREAU,
@@ -54,9 +55,9 @@ from dbo.algorithms.star import Clients, aggregate, average, broadcast, mean_of_
 from dbo.parameters import param
 
 __all__ = [
-    "AVERAGED_INVERSE", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU", "PENALTY",
-    "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Clients", "Compressor", "ErrorTerms",
-    "Grid", "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Neighbours", "NetworkFacts", "Noise",
+    "AVERAGED_INVERSE", "CENTRAL", "COMPRESSORS", "EIGHTHS", "LOCAL_INVERSE", "MANY_WORDS", "MINIMISER", "MOREAU",
+    "PENALTY", "PERSONALISED", "SERIES", "TRUNCATED_INVERSE", "Algorithm", "Array", "Claim", "Clients", "Compressor",
+    "ErrorTerms", "Grid", "Identity", "Key", "Lazy", "Limit", "Message", "Mixed", "Neighbours", "NetworkFacts", "Noise",
     "NotRowsError", "Outgoing", "Packed", "PackedRow", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK",
     "TopShare", "WeightedGradient", "aggregate", "algorithm", "algorithms", "average", "broadcast", "compressor",
     "counter", "dense", "exchange", "level_tables", "level_values", "mark_kernels", "mean", "mean_of_clients", "mix",

@@ -18,6 +18,7 @@ class Solved(Protocol):
 
     def hypergradient(self, x: Array) -> Array: ...
     def penalty_hypergradient(self, x: Array, lam: float) -> Array: ...
+    def central_hypergradient(self, x: Array, lam: float) -> Array: ...
     def local_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
     def averaged_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
     def truncated_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
@@ -37,6 +38,7 @@ class Limit:
 
 MINIMISER = Limit("min ψ", lambda problem, cfg, x: problem.hypergradient(x), False, False)
 PENALTY = Limit("min ψ_λ", lambda problem, cfg, x: problem.penalty_hypergradient(x, cfg.lam), True, True)
+CENTRAL = Limit("min ψ_±λ", lambda problem, cfg, x: problem.central_hypergradient(x, cfg.lam), True, True)
 LOCAL_INVERSE = Limit(
     "local H⁻¹",
     lambda problem, cfg, x: problem.local_inverse_hypergradient(x, cfg.neumann_terms, cfg.lipschitz), True, False,
@@ -90,6 +92,7 @@ class Claim:
     floor: tuple[str, ...] = ()             # step sizes that its distance to the limit is proportional to; (): exact
     rate: Callable[[Any], float] | None = None      # r of a configuration: its distance falls like rounds^−r instead
     follows: bool = True                    # with x fixed, its direction is `limit.hypergradient` at x
+    bias: tuple[str, float] | None = None   # (parameter, p): its end is ∝ parameter^−p away from ψ's minimiser
     noise: Noise | None = None              # with mini-batches; None: nothing is claimed
 
 

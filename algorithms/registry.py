@@ -20,7 +20,7 @@ _BUILT_IN = (
     "c2dfb", "c2dfb_nc",
     "madsbo", "madsbo_gt", "mdbo", "vrdbo",
     "dsgda_gt", "sldbo", "d_soba", "gossip_dsbo", "sparkle", "storm_pl", "sun_dsbo", "slam",
-    "c2dfb_lead", "lean",
+    "c2dfb_lead", "c2dfb_central", "lean",
     "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba",
     "f2ba", "bome", "f2sa", "stocbio", "soba",
 )
@@ -47,6 +47,7 @@ class Algorithm:
     packets: Callable[[Any], int] | None = None     # packets per node and round; None: the platform counts them
     batches: Callable[[Any], int] | None = None     # batches drawn per round; None: unknown, so no epoch-wise sampling
     penalty: Callable[[Any], float] | None = None   # λ of a configuration, for methods that follow ∇ψ_λ
+    convex: Callable[[Any], tuple[float, float]] | None = None      # (a, b): needs a f + b g to be strongly convex in y
     network: NetworkKind = "gossip"         # "single": all data in one row, nothing is sent: a reference
     family: str = ""                        # how it gets its hypergradient: penalty, soba, neumann, …
     citation: str = ""                      # authors, year and where, for `dbo list`
@@ -86,6 +87,7 @@ def algorithm(
     packets: Callable[[Any], int] | None = None,
     batches: Callable[[Any], int] | None = None,
     penalty: Callable[[Any], float] | None = None,
+    convex: Callable[[Any], tuple[float, float]] | None = None,
     network: NetworkKind = "gossip",
     family: str = "",
     citation: str = "",
@@ -97,13 +99,17 @@ def algorithm(
 ) -> Callable[[Round], Algorithm]:
     """Register the decorated `async def round(state, shard, cfg)`; the first line of its docstring is the summary.
 
+    `convex` declares a function a f + b g that must be strongly convex in y, if g alone does not suffice: (a, b) of a
+    configuration. A run warns at its start if it finds a direction in which that function curves downwards.
     `single_machine=True` is an older way to write `network="single"`.
     """
 
     def register(round_: Round) -> Algorithm:
         qualified_name = getattr(round_, "__qualname__", "")
         ALGORITHMS.check_name(name, round_.__module__, qualified_name)
-        for option, function in (("packets", packets), ("batches", batches), ("penalty", penalty)):
+        for option, function in (
+            ("packets", packets), ("batches", batches), ("penalty", penalty), ("convex", convex)
+        ):
             if function is not None and not callable(function):
                 raise ValueError(
                     f"algorithm {name!r}: {option} must be a function of the configuration, e.g. lambda cfg: 1"
@@ -122,8 +128,8 @@ def algorithm(
             raise ValueError(f"algorithm {name!r}: its round function needs a docstring, users see the first line")
         made = Algorithm(
             name=name, summary=summary, config=config, state=state, init=init, round=round_, packets=packets,
-            batches=batches, penalty=penalty, network="single" if single_machine else network, family=family,
-            citation=citation, oracles=oracles, paper_counts=paper_counts or {},
+            batches=batches, penalty=penalty, convex=convex, network="single" if single_machine else network,
+            family=family, citation=citation, oracles=oracles, paper_counts=paper_counts or {},
             errors=errors or ErrorTerms(), claim=claim,
         )
         ALGORITHMS.add(name, made, round_.__module__, qualified_name)

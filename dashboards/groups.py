@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbo.dashboards.load import RunCollection, RunData
-from dbo.dashboards.palette import AlgorithmStyle, get_style, sample_series, sort_key
+from dbo.dashboards.palette import AlgorithmStyle, get_styles, sample_series, sort_key
 from dbo.platform.runs.schema import Target
 from dbo.platform.runs.statistics import MeanEstimate, estimate_mean
 
 # Keys that make no variants: runs of one algorithm that differ only in these belong together.
 _NOT_VARIANT_KEYS = {
-    "name", "seed", "tracking", "data_dir", "plugins", "checkpoint_every", "keep_checkpoints", "eval_every", "nodes",
-    "algorithm.name", "task.name", "task.dataset",
+    "name", "label", "seed", "tracking", "data_dir", "plugins", "checkpoint_every", "keep_checkpoints", "eval_every",
+    "nodes", "algorithm.name", "task.name", "task.dataset",
 }
 _NOT_VARIANT_SECTIONS = ("tracking.", "topology.", "partition.", "engine.")
 _LOCATION_KEYS = ("tracking", "data_dir", "plugins", "topology")      # paths and servers; the graph is in the setting
@@ -115,11 +115,16 @@ class GroupedRuns:
         return max(len(group.runs) for group in self.seed_groups)
 
     @cached_property
+    def styles(self) -> dict[str, AlgorithmStyle]:
+        """The style of each algorithm and labelled variant."""
+        return get_styles(self.algorithms)
+
+    @cached_property
     def series(self) -> dict[str, AlgorithmStyle]:
         """What a legend distinguishes: the algorithms or, of one algorithm, the values of what was varied."""
         names = list(dict.fromkeys(self.name_series(group) for group in self.seed_groups))
         if len(self.algorithms) > 1 or len(names) == 1:
-            return {name: get_style(name) for name in self.algorithms}
+            return self.styles
         return dict(zip(names, sample_series(len(names)), strict=True))
 
     def name_series(self, group: SeedGroup) -> str:

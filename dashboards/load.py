@@ -37,6 +37,7 @@ from dbo.platform.runs.schema import (
     RecordedNetwork,
     Summary,
     Target,
+    name_algorithm,
     section,
 )
 from dbo.platform.runs.seal import require_intact
@@ -103,7 +104,8 @@ class RunData:
 
     @property
     def algorithm(self) -> str:
-        return str(section(self.experiment, "algorithm").get("name", "?"))
+        """The label of a variant, or the algorithm's name."""
+        return name_algorithm(self.experiment) or "?"
 
     @property
     def name(self) -> str:

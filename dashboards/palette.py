@@ -2,7 +2,7 @@
 
 The colours are Okabe and Ito's, distinguishable with every common form of colour blindness. Their yellow is darkened,
 because it cannot be seen on white, and black turns light on a dark page. There are more algorithms than colours: the
-second, third and fourth eight differ by the dash of their line.
+second, third and fourth eight differ by the dash of their line. Plugins and labelled variants have long dashes.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ _ORDER = (
     "c2dfb", "c2dfb_nc", "madsbo", "mdbo", "madsbo_gt", "vrdbo", "dsgda_gt", "sldbo",
     "d_soba", "gossip_dsbo", "f2ba", "bome", "sparkle", "storm_pl", "sun_dsbo", "slam",
     "f2sa", "stocbio", "soba", "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba",
-    "c2dfb_lead", "lean",
+    "c2dfb_lead", "lean", "c2dfb_central",
 )
 _DASHES = ("solid", "dash", "dot", "dashdot")
-_PLUGIN_DASH = "longdash"
+_OWN_DASHES = ("longdash", "longdashdot")       # of plugins and labelled variants
 _MATPLOTLIB_DASHES = {
     "solid": "-", "dash": (0, (4, 1.6)), "dot": (0, (1.2, 1.2)), "dashdot": (0, (4, 1.4, 1.2, 1.4)),
-    "longdash": (0, (8, 2)),
+    "longdash": (0, (8, 2)), "longdashdot": (0, (8, 1.6, 1.2, 1.6)),
 }
 
 # Magnitudes (channels, oracle calls, heat maps, consensus error) use Cividis, so that none looks like an algorithm.
@@ -53,7 +53,30 @@ def get_style(algorithm: str) -> AlgorithmStyle:
     if algorithm in _ORDER:
         number = _ORDER.index(algorithm)
         return AlgorithmStyle(*_COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS)])
-    return AlgorithmStyle(*_COLOURS[crc32(algorithm.encode()) % len(_COLOURS)], _PLUGIN_DASH)
+    return _own_style(_hash_name(algorithm))
+
+
+def get_styles(algorithms: Sequence[str]) -> dict[str, AlgorithmStyle]:
+    """Return the styles of algorithms that are shown together: those of plugins and variants differ from each other.
+
+    The first in the alphabet keep the colours that their names give; up to sixteen are different.
+    """
+    styles, taken = {}, set[int]()
+    count = len(_COLOURS) * len(_OWN_DASHES)
+    for name in sorted(name for name in algorithms if name not in _ORDER):
+        places = [(_hash_name(name) + step) % count for step in range(count)]
+        place = next((place for place in places if place not in taken), places[0])
+        taken.add(place)
+        styles[name] = _own_style(place)
+    return {name: styles[name] if name in styles else get_style(name) for name in algorithms}
+
+
+def _hash_name(name: str) -> int:
+    return crc32(name.encode()) % len(_COLOURS)
+
+
+def _own_style(place: int) -> AlgorithmStyle:
+    return AlgorithmStyle(*_COLOURS[place % len(_COLOURS)], _OWN_DASHES[place // len(_COLOURS)])
 
 
 def sort_key(algorithm: str) -> tuple[int, str]:
@@ -63,9 +86,12 @@ def sort_key(algorithm: str) -> tuple[int, str]:
 
 def sample_colours(algorithms: Sequence[str]) -> list[str]:
     """Return a colour per entry: the algorithm's own; if one occurs twice, all entries get colours of the scale."""
-    if len(set(algorithms)) < len(algorithms):
+    styles = get_styles(algorithms)
+    colours = [styles[algorithm].light for algorithm in algorithms]
+    has_variants = any(name not in _ORDER for name in styles)
+    if len(styles) < len(algorithms) or (has_variants and len(set(colours)) < len(colours)):
         return sample_scale(len(algorithms))
-    return [get_style(algorithm).light for algorithm in algorithms]
+    return colours
 
 
 def sample_scale(count: int) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from dbo.dashboards.charts.curves import AXIS_TITLES
 from dbo.dashboards.groups import ComparisonSetting, GroupedRuns, SeedGroup
 from dbo.dashboards.number_format import format_number
-from dbo.dashboards.palette import AlgorithmStyle, get_style
+from dbo.dashboards.palette import AlgorithmStyle
 from dbo.platform.runs.schema import METRICS, Direction, find_direction
 from dbo.platform.runs.statistics import MeanEstimate, compare_pairs
 
@@ -216,7 +216,7 @@ def _count_wins(runs: GroupedRuns, winners: Sequence[Winner], card: SummaryCard)
     counts = [f"{other} in {number}{' too' if number == count else ''}" for other, number in others]
     note = ", ".join([*counts, *filter(None, [ties])])
     return replace(
-        card, winner=name, style=get_style(name), value=f"in {count} of {len(runs.settings)} settings", note=note
+        card, winner=name, style=runs.styles[name], value=f"in {count} of {len(runs.settings)} settings", note=note
     )
 
 

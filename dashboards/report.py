@@ -16,7 +16,7 @@ from dbo.dashboards.charts.replay import ReplayPanel, build_replay_panels
 from dbo.dashboards.charts.sensitivity import build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns, group_runs
 from dbo.dashboards.load import RunCollection
-from dbo.dashboards.palette import get_style, sample_scale
+from dbo.dashboards.palette import sample_scale
 from dbo.dashboards.topology import MAX_NODES
 from dbo.platform.runs.atomic_io import write_atomically
 from dbo.version import find_version
@@ -88,7 +88,7 @@ def read_plotly() -> str:
 
 def _build_data(runs: GroupedRuns) -> dict[str, Any]:
     """Return the data that the page's scripts draw."""
-    styles = {name: get_style(name) for name in runs.algorithms} | runs.series
+    styles = runs.styles | runs.series
     channels, oracles = nodes.stack_channels(runs), nodes.stack_oracle_calls(runs)
     replay = build_replay_panels(runs)
     return {

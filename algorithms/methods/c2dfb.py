@@ -4,11 +4,14 @@ M. Wen, C. Liu, A. M. Abdelmoniem, Y. Zhou, Y. Xu: A Communication and Computati
 for Decentralized Bilevel Optimization, arXiv 2410.14115, Algorithms 1 and 2.
 
 Per round a node sends x and s uncompressed (one packet) and, in each of the K inner steps, four compressed residuals
-(one packet): 2 d_x + 4 K k values in K + 1 packets. Oracles: 3(K + 1) partial gradients in y and 3 in x; with
+(one packet): 2 d_x + 4 K k values in K + 1 packets; with `compressor_x` 2 k_x instead of 2 d_x. Oracles: 3(K + 1) partial gradients in y and 3 in x; with
 `tracker: cached`, which takes none before the first step, 3 K and 3.
 
 departs: the y loop steps on h / λ with the η_in of the z loop, where the paper's theory takes η_in ~ 1/(λ L_g) and its
 experiments η_in = 1 (`y_objective: h` is its text; parts/penalty.py has the reasons).
+departs: `eta_y` and `eta_z` give the loops steps of their own; with one η_in and `y_objective: h`, z lags by a factor λ.
+departs: `compressor_x` sends residuals of x and s to reference points, as the inner loops do, where d_x dominates; with
+the identity the iterates are those of the paper.
 departs: residuals of the two inner loops and of iterate and tracker travel together, since s^{k+1} needs no
 neighbour's d^{k+1}.
 departs: reference points start at 0 (the paper leaves them open).
@@ -73,6 +76,9 @@ class Config(Loops):
     reset_every: int = param(
         200, ge=0, help="rounds after which the trackers' reference points ŝ start from 0 again; 0: never"
     )
+    eta_y: float | None = param(None, gt=0, help="step size of the y loop; null: eta_in", schedule=True)
+    eta_z: float | None = param(None, gt=0, help="step size of the z loop; null: eta_in", schedule=True)
+    compressor_x: Compressor | None = param(None, help="Q of the residuals of x and its tracker; null: sent whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,16 @@ class Inner:
 
 
 @dataclass(frozen=True, slots=True)
+class Outer:
+    """Reference points of x and its tracker; arrays without columns if both are sent whole."""
+
+    x_hat: Array
+    s_hat: Array
+    wx_hat: Array     # Σ_j w_ij x̂_j, Σ_j w_ij ŝ_j
+    ws_hat: Array
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """State of Algorithm 1."""
 
@@ -98,6 +114,7 @@ class State:
     u: Array          # last local upper gradient
     loop_y: Inner
     loop_z: Inner
+    outer: Outer
 
     @property
     def y(self) -> Array:
@@ -110,6 +127,15 @@ class State:
     @property
     def direction(self) -> Array:
         return self.s
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an inner step of one loop does besides following its gradient."""
+
+    eta: float
+    gamma: float
+    compressor: Compressor
 
 
 Gradient: TypeAlias = Callable[[Array], Array]
@@ -125,7 +151,13 @@ def init(shard: Shard, cfg: Config) -> State:
         t=t, x=x, s=u, u=u,
         loop_y=start(y, y_gradient(batch, cfg.lam, cfg.y_objective, x, y)),
         loop_z=start(y, batch.g_y(x, y)),
+        outer=start_outer(x if cfg.compressor_x is not None else x[:, :0]),
     )
+
+
+def start_outer(x: Array) -> Outer:
+    """Start reference points at zero."""
+    return Outer(x_hat=0 * x, s_hat=0 * x, wx_hat=0 * x, ws_hat=0 * x)
 
 
 def start(d: Array, grad: Array) -> Inner:
@@ -145,7 +177,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
         "mean(Σ_j w_ij ẑ_j) = mean(ẑ_i)": mean(z.wd_hat - z.d_hat),
         "mean(Σ_j w_ij ŝ_y,j) = mean(ŝ_y,i)": mean(y.ws_hat - y.s_hat),
         "mean(Σ_j w_ij ŝ_z,j) = mean(ŝ_z,i)": mean(z.ws_hat - z.s_hat),
-    }
+    } | ({} if cfg.compressor_x is None else {
+        "mean(Σ_j w_ij x̂_j) = mean(x̂_i)": mean(after.outer.wx_hat - after.outer.x_hat),
+        "mean(Σ_j w_ij ŝ_j) = mean(ŝ_i)": mean(after.outer.ws_hat - after.outer.s_hat),
+    })
 
 
 # Ω of the paper's analysis: Ω₂ of the outer loop, Ω₁ … Ω₄ of each inner loop, as root mean squares over the nodes.
@@ -182,28 +217,41 @@ def count_batches(cfg: Loops) -> int:
 )
 async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
     """C²DFB: first-order, tracked on both levels, sends compressed residuals to reference points."""
-    wx, ws = await mix(x=st.x, s=st.s)
-    x = st.x + cfg.gamma_out * (wx - st.x) - cfg.eta_out * st.s                                       # Alg. 1, l. 4
+    key, outer = round_key(shard, st.t), st.outer
+    is_reset = cfg.reset_every > 0 and key.round > 0 and key.round % cfg.reset_every == 0
+    if cfg.compressor_x is None:
+        wx, ws = await mix(x=st.x, s=st.s)
+        x_hat, s_hat = st.x, st.s
+    else:
+        outer = replace(outer, s_hat=0 * st.s, ws_hat=0 * st.s) if is_reset else outer
+        q_x, q_s = cfg.compressor_x(st.x - outer.x_hat, key, "x"), cfg.compressor_x(st.s - outer.s_hat, key, "s")
+        wq_x, wq_s = await mix(x=q_x, s=q_s)
+        x_hat, s_hat = outer.x_hat + q_x.values, outer.s_hat + q_s.values
+        wx, ws = outer.wx_hat + wq_x, outer.ws_hat + wq_s
+        outer = Outer(x_hat=x_hat, s_hat=s_hat, wx_hat=wx, ws_hat=ws)
+    x = st.x + cfg.gamma_out * (wx - x_hat) - cfg.eta_out * st.s                                      # Alg. 1, l. 4
 
-    t, s, u, loop_y, loop_z, key = st.t, st.s, st.u, st.loop_y, st.loop_z, round_key(shard, st.t)
+    t, s, u, loop_y, loop_z = st.t, st.s, st.u, st.loop_y, st.loop_z
     del st      # frees the loops' arrays as they are replaced
-    if cfg.reset_every and key.round and key.round % cfg.reset_every == 0:
+    if is_reset:
         loop_y, loop_z = reset(loop_y), reset(loop_z)
     batches = iter(range(count_batches(cfg)))
+    step_y = Step(cfg.eta_in if cfg.eta_y is None else cfg.eta_y, cfg.gamma_in, cfg.compressor)
+    step_z = replace(step_y, eta=cfg.eta_in if cfg.eta_z is None else cfg.eta_z)
     if cfg.tracker == "refresh":
         grad_y, grad_z = inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
         loop_y, loop_z = refresh(loop_y, grad_y), refresh(loop_z, grad_z)
     for k in range(cfg.inner_steps):                                                                  # Alg. 1, l. 6–7
         grad_y, grad_z = inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
-        loop_y, y_d, y_s = inner_step(loop_y, grad_y, cfg, key.at(k), "y")
-        loop_z, z_d, z_s = inner_step(loop_z, grad_z, cfg, key.at(k), "z")
+        loop_y, y_d, y_s = inner_step(loop_y, grad_y, step_y, key.at(k), "y")
+        loop_z, z_d, z_s = inner_step(loop_z, grad_z, step_z, key.at(k), "z")
         wy_d, wy_s, wz_d, wz_s = await mix(y_d=y_d, y_s=y_s, z_d=z_d, z_s=z_s)
         loop_y, loop_z = receive(loop_y, wy_d, wy_s), receive(loop_z, wz_d, wz_s)
 
     batch = shard.sample(key.at(next(batches)))
     u_old, u = u, upper_gradient(batch, cfg.lam, x, loop_y.d, loop_z.d)                               # Alg. 1, l. 9
-    s = s + (cfg.gamma_out * (ws - s) + (u - u_old))                                                  # Alg. 1, l. 11
-    return State(t=t + 1, x=x, s=s, u=u, loop_y=loop_y, loop_z=loop_z)
+    s = s + (cfg.gamma_out * (ws - s_hat) + (u - u_old))                                              # Alg. 1, l. 11
+    return State(t=t + 1, x=x, s=s, u=u, loop_y=loop_y, loop_z=loop_z, outer=outer)
 
 
 def inner_gradients(batch: Shard, cfg: Loops, x: Array) -> tuple[Gradient, Gradient]:
@@ -222,13 +270,13 @@ def refresh(v: Inner, gradient: Gradient) -> Inner:
     return replace(v, s=v.s + (grad - v.grad), grad=grad)
 
 
-def inner_step(v: Inner, gradient: Gradient, cfg: Config, key: Key, channel: str) -> tuple[Inner, Residual, Residual]:
+def inner_step(v: Inner, gradient: Gradient, step: Step, key: Key, channel: str) -> tuple[Inner, Residual, Residual]:
     """Algorithm 2, one k: update d and s, and return the two residuals to send."""
-    d = v.d + cfg.gamma_in * (v.wd_hat - v.d_hat) - cfg.eta_in * v.s                                  # Alg. 2, l. 2
-    q_d = cfg.compressor(d - v.d_hat, key, channel + "_d")                                            # Alg. 2, l. 4
+    d = v.d + step.gamma * (v.wd_hat - v.d_hat) - step.eta * v.s                                     # Alg. 2, l. 2
+    q_d = step.compressor(d - v.d_hat, key, channel + "_d")                                           # Alg. 2, l. 4
     grad = gradient(d)
-    s = v.s + (cfg.gamma_in * (v.ws_hat - v.s_hat) + (grad - v.grad))                                 # Alg. 2, l. 5
-    q_s = cfg.compressor(s - v.s_hat, key, channel + "_s")                                            # Alg. 2, l. 7
+    s = v.s + (step.gamma * (v.ws_hat - v.s_hat) + (grad - v.grad))                                   # Alg. 2, l. 5
+    q_s = step.compressor(s - v.s_hat, key, channel + "_s")                                           # Alg. 2, l. 7
     new = replace(v, d=d, s=s, grad=grad, d_hat=v.d_hat + q_d.values, s_hat=v.s_hat + q_s.values)
     return new, q_d, q_s
 

@@ -162,7 +162,7 @@ class WatchedRun:
         is_reset = self.reset > since
         rate, gap = self.measure_pace()
         first = 0 if is_reset else bisect_right(self._numbers, since)
-        algorithm = self.experiment.get("algorithm.name", "")
+        algorithm = self.experiment.get("label") or self.experiment.get("algorithm.name", "")
         style = get_style(algorithm)
         return {
             "id": self.id, "path": text(self.path), "label": self.label, "state": self.state, "algorithm": algorithm,

@@ -73,15 +73,20 @@ def label_runs(experiments: dict[str, dict[str, str]]) -> dict[str, str]:
     """Label each run with its algorithm and the settings in which it differs from others of that algorithm."""
     labels = {}
     for path, own in experiments.items():
-        algorithm = own.get("algorithm.name", "")
+        algorithm = _name_algorithm(own)
         if not algorithm:
             labels[path] = text(path)
             continue
-        same = [other for other in experiments.values() if other.get("algorithm.name") == algorithm]
+        same = [other for other in experiments.values() if _name_algorithm(other) == algorithm]
         differing = [key for key in sorted(own) if len({other.get(key) for other in same}) > 1 and key != "name"]
         labels[path] = " ".join([algorithm, *(f"{key.rpartition('.')[2]}={own[key]}" for key in differing)])
     repeated = {label for label, count in Counter(labels.values()).items() if count > 1}
     return {path: f"{label} ({text(path)})" if label in repeated else label for path, label in labels.items()}
+
+
+def _name_algorithm(experiment: dict[str, str]) -> str:
+    """Return the label of a variant, or the algorithm's name."""
+    return experiment.get("label") or experiment.get("algorithm.name", "")
 
 
 def describe_network(network: RecordedNetwork | None) -> dict[str, Any]:

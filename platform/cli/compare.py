@@ -49,7 +49,8 @@ def compare_algorithms(
         "--algorithms", metavar="A,B,...|all|FAMILY",
         help="Algorithms: names, all, a network (gossip, star, single) or a family; see `dbo list`.")] = None,
     target: Annotated[str | None, typer.Option(
-        "--target", metavar="METRIC=LEVEL", help="Target whose cost is measured, e.g. test_accuracy=0.7.")] = None,
+        "--target", metavar="METRIC=LEVEL",
+        help="Target whose cost is measured, e.g. test_accuracy=0.7; more, after commas, add bytes per node.")] = None,
     seeds: Annotated[str | None, typer.Option(
         "--seeds", metavar="0,1,...", help="Repeat every algorithm with these seeds; report means and differences.",
     )] = None,
@@ -86,6 +87,7 @@ def compare_algorithms(
             print_line(f"{_describe_comparison(table, str(level))}; folder: {folder}")
         else:
             (show_seeds if table["seed"].nunique() > 1 else show_comparison)(table, str(level))
+            show_node_bytes(table)
             print_line(f"folder: {folder}")
         write_outputs("compare", folder, quiet)
     unfinished = [result for result in results if result.status != "finished"]
@@ -98,7 +100,7 @@ def _describe_end(result: "Result") -> str:
     from dbo.platform.config.value_sources import explain_divergence
 
     hint = f" ({explain_divergence(result.experiment)})" if result.status == "diverged" else ""
-    name = f"{result.experiment.algorithm['name']} (seed {result.experiment.seed})"
+    name = f"{result.experiment.title} (seed {result.experiment.seed})"
     return f"{name} {result.status}{hint}"
 
 
@@ -210,6 +212,31 @@ def _format_estimate(row: Mapping[Hashable, Any], key: str, form: str) -> str:
     if low is None or low != low:
         return text
     return f"{text}\n{_format_number(low, form)}–{_format_number(high, form)}"
+
+
+def show_node_bytes(runs: "pd.DataFrame") -> None:
+    """Print the bytes that a node sends until each of several targets: the mean over seeds, then every seed's."""
+    from dbo.platform.runs.seed_tables import NODE_BYTES
+
+    columns = [column for column in map(str, runs) if column.startswith(NODE_BYTES)]
+    if not columns:
+        return
+    seeds = list(dict.fromkeys(runs["seed"]))
+    each = f"; below it those of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else ""
+    print_line(f"encoded bytes that a node sends (bytes_broadcast / nodes) until the target; –: not reached{each}")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("algorithm", overflow="fold")
+    for column in columns:
+        table.add_column(column.removeprefix(NODE_BYTES).replace("_", " "), justify="right")
+    for name, group in runs.groupby("algorithm", sort=False):
+        cells = []
+        for column in columns:
+            values = [group.loc[group["seed"] == seed, column].iloc[0] for seed in seeds]
+            own = [f"{value:.3g}" if value is not None and value == value else "–" for value in values]
+            mean = "–" if "–" in own else f"{sum(values) / len(values):.3g}"
+            cells.append("\n".join([mean, *(own if len(seeds) > 1 else ())]))
+        table.add_row(str(name), *cells)
+    console.print(table)
 
 
 _VERDICTS = {

@@ -103,7 +103,7 @@ def format_commented(experiment: "Experiment", path: Path) -> str:
 
 def _describe_parameters(experiment: "Experiment") -> dict[str, str]:
     """Return the meaning of every parameter of the experiment's components, by dotted key."""
-    from dbo.platform.config.experiment import BatchSize, Tracking
+    from dbo.platform.config.experiment import COMPRESSOR_KEYS, BatchSize, Tracking
     from dbo.platform.config.validation import list_parameters, summarize
 
     parts = experiment.parts
@@ -111,8 +111,9 @@ def _describe_parameters(experiment: "Experiment") -> dict[str, str]:
         "task": [parts.task, *([parts.data] if parts.data is not None else [])], "algorithm": [parts.config],
         "topology": [parts.topology], "partition": [parts.partition], "engine": [parts.engine],
     }
-    if (compressor := getattr(parts.config, "compressor", None)) is not None:
-        components["algorithm.compressor"] = [compressor]
+    for key in COMPRESSOR_KEYS:
+        if (compressor := getattr(parts.config, key, None)) is not None:
+            components[f"algorithm.{key}"] = [compressor]
     found = {
         f"{section}.{parameter.name}": parameter.meaning
         for section, objects in components.items() for one in objects for parameter in list_parameters(type(one))

@@ -97,7 +97,7 @@ class ProgressDisplay:
         self.progress.stop()
 
     def on_start(self, experiment: Experiment, done: int) -> None:
-        self._label, self._rounds = escape_control(experiment.algorithm["name"]), experiment.rounds
+        self._label, self._rounds = escape_control(experiment.title), experiment.rounds
         self._printed_at = time.monotonic()
         self._scores, self._consensus = Curve(), Curve()
         self._task = self.progress.add_task(self._label, total=experiment.rounds, completed=done)
@@ -184,7 +184,7 @@ def format_score(record: Record, *, short: bool = False) -> str:
 
 def describe_end(result: Result) -> str:
     """Return one line about a run that has ended: rounds, score, traffic and time."""
-    name, last = result.experiment.algorithm["name"], result.summary.get("final", {})
+    name, last = result.experiment.title, result.summary.get("final", {})
     if not last:
         return f"{name} {result.status}"
     return (f"{name} {result.status} after {last['round']} rounds: {format_score(last)}, {last['comm_mb']:.1f} MB, "

@@ -114,6 +114,6 @@ def _show_result(result: "Result") -> None:
     for key, value in result.summary.get("final", {}).items():
         if value is not None and key not in _NOT_SHOWN:
             grid.add_row(f"  {key}", f"{value:.6g}" if isinstance(value, float) else str(value))
-    console.print(f"\n{result.experiment.algorithm['name']} {result.status}", style="bold", highlight=False)
+    console.print(f"\n{result.experiment.title} {result.status}", style="bold", highlight=False)
     console.print(grid)
     print_line(f"  folder              {result.folder}")

@@ -37,8 +37,10 @@ from dbo.tasks.api import Batches, DataSet, Partition, Task
 from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
 Section = dict[str, Any]
+COMPRESSOR_KEYS = ("compressor", "compressor_x")
+LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"      # of a variant: part of folder names
 # What does not determine the result. The values of a preset are part of the algorithm's section.
-NOT_DECISIVE = frozenset({"tracking", "data_dir", "presets", "keep_checkpoints"})
+NOT_DECISIVE = frozenset({"label", "tracking", "data_dir", "presets", "keep_checkpoints"})
 
 
 class Tracking(BaseModel):
@@ -97,6 +99,8 @@ class Experiment(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field("dbo", min_length=1, max_length=100, description="name of the run")
+    label: str | None = Field(
+        None, pattern=LABEL, max_length=60, description="name in tables and figures; null: that of the algorithm")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of split, partition, graph, start and random draws")
     nodes: int = Field(10, ge=1, le=100_000, description="m, nodes in the network")
     rounds: int = Field(50, ge=1, description="outer rounds to run")
@@ -143,6 +147,11 @@ class Experiment(BaseModel):
     def given(self) -> dict[str, Any]:
         """The keys that were set, before defaults and presets: what another experiment can be derived from."""
         return dict(self._given)
+
+    @property
+    def title(self) -> str:
+        """The name in tables and figures: the label of a variant, or the algorithm's name."""
+        return self.label or str(self.algorithm["name"])
 
     @property
     def engine_choice(self) -> Choice | None:
@@ -402,27 +411,32 @@ def _resolve_algorithm(section: Section, task: Section, file: str | None) -> Sec
     preset = presets.find_values(file, section, task)
     config = known[name].config
     values, schedules = split_schedules(config, preset | given)
-    if "compressor" not in {field.name for field in fields(config)}:
-        return {"name": name, **validate("algorithm", (config,), values), **schedules}
-    filled = validate("algorithm", (config,), {key: v for key, v in values.items() if key != "compressor"}) | schedules
-    default = preset.get("compressor") or _describe_compressor(filled["compressor"])
-    chosen = _override_compressor(default, given.get("compressor"))
-    filled["compressor"] = _resolve_component("algorithm.compressor", COMPRESSORS, chosen)
+    compressors = [field.name for field in fields(config) if field.name in COMPRESSOR_KEYS]
+    filled = validate("algorithm", (config,), {key: v for key, v in values.items() if key not in compressors})
+    filled |= schedules
+    for key in compressors:
+        where, default = f"algorithm.{key}", preset.get(key) or _describe_compressor(key, filled[key])
+        chosen = _override_compressor(where, default, given.get(key))
+        filled[key] = None if chosen is None else _resolve_component(where, COMPRESSORS, chosen)
     return {"name": name, **filled}
 
 
-def _override_compressor(default: Section, given: Any) -> Section:
+def _override_compressor(where: str, default: Section | None, given: Any) -> Section | None:
     """Return the given compressor; one of the default's name keeps the default's parameters, unless given."""
     if not isinstance(given, Mapping | None):
-        raise InputError(f"algorithm.compressor: {given!r} is not allowed; must be a mapping with a name")
+        raise InputError(f"{where}: {given!r} is not allowed; must be a mapping with a name")
     given = given or {}
+    if default is None:
+        return {"name": "top_k", **given} if given else None
     return {**default, **given} if given.get("name", default["name"]) == default["name"] else dict(given)
 
 
-def _describe_compressor(compressor: Any) -> Section:
+def _describe_compressor(key: str, compressor: Any) -> Section | None:
+    if compressor is None:
+        return None
     name = COMPRESSORS.find_name(type(compressor))
     if name is None:
-        raise InputError(f"algorithm.compressor: {compressor!r} is not allowed; allowed: {', '.join(COMPRESSORS)}")
+        raise InputError(f"algorithm.{key}: {compressor!r} is not allowed; allowed: {', '.join(COMPRESSORS)}")
     return {"name": name, **asdict(compressor)}
 
 
@@ -434,9 +448,9 @@ def _build_config(algorithm: Algorithm, section: Section) -> tuple[DataclassInst
         for name, value in section.items() if isinstance(value, Mapping) and "schedule" in value
     }
     values |= {name: schedule.value for name, schedule in schedules.items()}
-    if "compressor" in values:
-        compressor = values["compressor"]
-        values["compressor"] = build("algorithm.compressor", COMPRESSORS[compressor["name"]], compressor)
+    for key in COMPRESSOR_KEYS:
+        if (compressor := values.get(key)) is not None:
+            values[key] = build(f"algorithm.{key}", COMPRESSORS[compressor["name"]], compressor)
     config: DataclassInstance = build("algorithm", algorithm.config, values)
     return config, Schedules(schedules)
 

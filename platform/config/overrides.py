@@ -7,7 +7,7 @@ from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
 
 SECTIONS = ("task", "algorithm", "topology", "partition", "engine")
-_COMPONENTS = (*SECTIONS, "algorithm.compressor")        # each may be given by its name alone
+_COMPONENTS = (*SECTIONS, "algorithm.compressor", "algorithm.compressor_x")        # each may be given by its name alone
 
 
 def parse(arguments: Iterable[str]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ Source = Literal["you", "preset", "default"]
 
 # Keys that cannot make a run diverge.
 _HARMLESS = (
-    "name", "seed", "rounds", "eval_every", "checkpoint_every", "keep_checkpoints", "tracking", "engine", "data_dir",
-    "presets", "plugins", "algorithm.name", "task.name", "task.dataset",
+    "name", "label", "seed", "rounds", "eval_every", "checkpoint_every", "keep_checkpoints", "tracking", "engine",
+    "data_dir", "presets", "plugins", "algorithm.name", "task.name", "task.dataset",
 )
 
 

@@ -1,6 +1,7 @@
 """Compare algorithms on the same data, graph and counters: run each, and tabulate how far it got at what cost."""
 
 import hashlib
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config import overrides as overriding
 from dbo.platform.config import paths, yaml_io
-from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.experiment import LABEL, Experiment
 from dbo.platform.config.validation import pick
 from dbo.platform.engine.placement import reuse_actors
 from dbo.platform.errors import FolderLockedError, InputError
@@ -31,7 +32,7 @@ from dbo.platform.runs.run_folder import (
 )
 from dbo.platform.runs.runner import run
 from dbo.platform.runs.schema import CLOSED_FORM_TARGET, CLOSED_FORMS, Group, Target
-from dbo.platform.runs.seed_tables import build_pair_table, build_seed_table
+from dbo.platform.runs.seed_tables import NODE_BYTES, build_pair_table, build_seed_table
 from dbo.platform.runs.targets import check_measured, choose_target
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def plan(
     Besides the keys of an experiment a comparison's file may hold `algorithms: {c2dfb: {lam: 10}, mdbo: {}}`, the
     algorithms with their parameters, `target: test_accuracy=0.7`, and `rounds: {c2dfb: 40, mdbo: 600}`: a round of one
     algorithm may do many times the work of another's (`eval_every` and `checkpoint_every` likewise). `seeds: [0, 1, 2]`
-    repeats all of them with each seed.
+    repeats all of them with each seed. With a `name` among its parameters, the key of an entry is the label of a
+    variant: `algorithms: {c2dfb_4bit: {name: c2dfb, compressor: {bits: 4}}}`. Of several targets, a list or separated
+    by commas, the first one ranks; costs of the others are reported beside it.
     """
     data = paths.resolve_from_file(file, yaml_io.read(Path(file))) if file is not None else {}
     given = data.pop("algorithms", {})
@@ -70,11 +73,12 @@ def plan(
     if not isinstance(section, dict):
         raise InputError(f"algorithm: {section!r} is not allowed; must be a mapping")
     Experiment(plugins=parsed.get("plugins", data.get("plugins", ())))     # registers the plugins' algorithms
-    names = expand_names(names) or list(given) or list(_DEFAULT_ALGORITHMS)
-    _check_names(names, given, data)
-    _check_parameters(parsed, names)
+    methods = _name_methods(given)
+    names = expand_names(names, methods) or list(given) or list(_DEFAULT_ALGORITHMS)
+    _check_names(names, methods, data)
+    _check_parameters(parsed, [methods.get(name, name) for name in names])
     experiments = [
-        _build_experiment(data, given, parsed if seed is None else {**parsed, "seed": seed}, name)
+        _build_variant(data, given.get(name) or {}, parsed if seed is None else {**parsed, "seed": seed}, name)
         for seed in chosen for name in names
     ]
     return _use_one_engine(experiments), _choose_target(file_target if target is None else target, experiments)
@@ -99,32 +103,45 @@ def _check_seeds(where: str, seeds: Any) -> list[int]:
 
 
 def list_members(experiments: Sequence[Experiment]) -> list[str]:
-    """Return the folder of each run: the algorithm's name, with the seed if there are several."""
+    """Return the folder of each run: the algorithm's name or label, with the seed if there are several."""
     has_seeds = len({experiment.seed for experiment in experiments}) > 1
     return [
-        f"{experiment.algorithm['name']}-seed{experiment.seed}" if has_seeds else str(experiment.algorithm["name"])
-        for experiment in experiments
+        f"{experiment.title}-seed{experiment.seed}" if has_seeds else experiment.title for experiment in experiments
     ]
 
 
-def expand_names(names: Sequence[str]) -> list[str]:
+def _name_methods(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the algorithm of each entry of `algorithms`, by its name or label; refuse labels that mislead."""
+    methods, known = {}, algorithms()
+    for label, params in given.items():
+        if "name" not in (params or {}):
+            methods[label] = pick("algorithms", label, known)
+            continue
+        methods[label] = pick(f"algorithms.{label}.name", params["name"], known)
+        if not isinstance(label, str) or not re.match(LABEL, label):
+            raise InputError(f"algorithms: {label!r} is not allowed; a label has letters, digits, '_', '.' and '-'")
+        if label != params["name"] and (label in known or label in ("all", *_list_groups())):
+            raise InputError(f"algorithms: {label!r} is not allowed as the label of {params['name']}: it names others")
+    return methods
+
+
+def expand_names(names: Sequence[str], labels: Iterable[str] = ()) -> list[str]:
     """Return the algorithms that are meant: `all`, a network (gossip, star, single) or a family stands for several."""
     known = algorithms()
     expanded: list[str] = []
     for name in names:
         several = [
-            one for one, made in known.items() if name not in known and name in ("all", made.network, made.family)
+            one for one, made in known.items()
+            if name not in (*known, *labels) and name in ("all", made.network, made.family)
         ]
         expanded += [one for one in several if one not in expanded] if several else [name]
     return expanded
 
 
-def _check_names(names: Sequence[str], given: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    known = algorithms()
+def _check_names(names: Sequence[str], methods: Mapping[str, str], data: Mapping[str, Any]) -> None:
+    known = list(dict.fromkeys([*algorithms(), *methods]))
     for name in names:
         pick("--algorithms", name, [*known, "all", *_list_groups()])
-    for name in given:
-        pick("algorithms", name, known)
     for key in _BY_ALGORITHM:
         for name in data[key] if isinstance(data.get(key), dict) else ():
             pick(key, name, known)
@@ -148,16 +165,35 @@ def _check_parameters(overrides: Mapping[str, Any], names: Sequence[str]) -> Non
 
 
 def _choose_target(requested: Any, experiments: Sequence[Experiment]) -> Target:
-    """Return the requested target or the default one of the task; the penalty error needs a λ."""
-    target = choose_target(None if requested is None else str(requested), experiments[0].task["name"])
+    """Return the first requested target with the further ones, or the default one of the task."""
+    texts = requested if isinstance(requested, list) else [] if requested is None else str(requested).split(",")
+    first, *further = [_choose_one(text, experiments) for text in texts] or [_choose_one(None, experiments)]
+    return replace(first, further=tuple(further))
+
+
+def _choose_one(requested: Any, experiments: Sequence[Experiment]) -> Target:
+    """Return a target that the task can reach; the penalty error needs a λ."""
+    target = choose_target(None if requested is None else str(requested).strip(), experiments[0].task["name"])
     if target.metric == "penalty_error" and not any(e.parts.algorithm.penalty for e in experiments):
-        names = ", ".join(experiment.algorithm["name"] for experiment in experiments)
+        names = ", ".join(dict.fromkeys(experiment.title for experiment in experiments))
         raise InputError(f"--target: {target} is not allowed; {names} have no λ; try {CLOSED_FORM_TARGET}")
     return target
 
 
+def _build_variant(
+    data: Mapping[str, Any], params: Mapping[str, Any], overrides: Mapping[str, Any], label: str
+) -> Experiment:
+    """Build the experiment of an entry; errors in a labelled variant name its label."""
+    if "name" not in params:
+        return _build_experiment(data, params, overrides, label, label)
+    try:
+        return _build_experiment(data, params, overrides, str(params["name"]), label)
+    except InputError as error:
+        raise InputError(f"algorithms.{label}: {error}") from None
+
+
 def _build_experiment(
-    data: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any], name: str
+    data: Mapping[str, Any], params: Mapping[str, Any], overrides: Mapping[str, Any], name: str, label: str
 ) -> Experiment:
     known = {field.name for field in fields(algorithms()[name].config)}
     if algorithms()[name].network == "star":
@@ -171,10 +207,11 @@ def _build_experiment(
     }
     for key in _BY_ALGORITHM:
         if isinstance(data.get(key), dict) and key not in overrides:
-            if name not in data[key] and key == "rounds":
-                raise InputError(f"{key}: {data[key]!r} is not allowed; must be a number, or have one for {name}")
-            data = {**data, key: data[key].get(name, Experiment.model_fields[key].default)}
-    return Experiment(**overriding.apply({**data, "algorithm": {**own, **(given.get(name) or {})}}, applicable))
+            if label not in data[key] and key == "rounds":
+                raise InputError(f"{key}: {data[key]!r} is not allowed; must be a number, or have one for {label}")
+            data = {**data, key: data[key].get(label, Experiment.model_fields[key].default)}
+    labelled = {"label": label} if label != name else {}
+    return Experiment(**overriding.apply({**data, **labelled, "algorithm": {**own, **params}}, applicable))
 
 
 def default_folder(experiments: Sequence[Experiment]) -> Path:
@@ -206,7 +243,8 @@ def compare(
     changes = check_environments(ended, allow_changed_code) if len(ended) < len(folders) else ()
     group = _describe_group(experiments, target, command, previous, changes)
     prepared, prepared_seed = _prepare_seed(experiments, experiments[0].seed), experiments[0].seed
-    check_measured(target, prepared.problem, experiments[0].task["name"])
+    for one in (target, *target.further):
+        check_measured(one, prepared.problem, experiments[0].task["name"])
     results: list[Result] = []
     since = time.time()
     try:
@@ -256,15 +294,16 @@ def _prepare_seed(experiments: Sequence[Experiment], seed: int) -> Prepared:
 def _describe_group(
     experiments: Sequence[Experiment], target: Target, command: str, previous: Group | None, changes: Sequence[str]
 ) -> Group:
-    names = list(dict.fromkeys(experiment.algorithm["name"] for experiment in experiments))
+    names = list(dict.fromkeys(experiment.title for experiment in experiments))
     seeds = list(dict.fromkeys(experiment.seed for experiment in experiments))
-    first = experiments[0]
+    first, targets = experiments[0], ",".join(map(str, (target, *target.further)))
+    axis = "label" if any(experiment.label for experiment in experiments) else "algorithm.name"
     return Group(
         kind="compare", name=first.name, key=_hash_keys(experiments),
-        command=command or f"dbo compare … --algorithms {','.join(names)} --target {target}",
+        command=command or f"dbo compare … --algorithms {','.join(names)} --target {targets}",
         started=(previous.started if previous else "") or datetime.now(UTC).isoformat(timespec="seconds"),
         status="running", target=str(target), members=tuple(list_members(experiments)),
-        axes={"algorithm.name": names, **({"seed": seeds} if len(seeds) > 1 else {})},
+        axes={axis: names, **({"seed": seeds} if len(seeds) > 1 else {})},
         tracking=first.tracking.model_dump(),
         changes=tuple(dict.fromkeys([*(previous.changes if previous else ()), *changes])),
     )
@@ -283,6 +322,17 @@ def _find_traffic(experiment: Experiment, final: Mapping[str, Any]) -> dict[str,
     return {"node_mb": ends * links / experiment.nodes / 1e6, "server_mb": final.get("server_bytes", 0) / 1e6}
 
 
+def name_cost(target: Target) -> str:
+    """Return the column of the comparison table with the bytes per node to a target."""
+    return f"{NODE_BYTES}{target}"
+
+
+def _find_node_bytes(target: Target, records: Sequence[Any], nodes: int) -> float | None:
+    """Return the encoded bytes that a node has sent until the target, each message counted once; a mean over nodes."""
+    cost = target.find_cost(records)
+    return None if cost is None else cost["bytes_broadcast"] / nodes
+
+
 def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame":
     """Return a row per run: the cost of the target (empty: not reached), and its last evaluation."""
     import pandas as pd
@@ -293,7 +343,7 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
         cost = target.find_cost(records) or {}
         final = records[-1] if records else {}
         rows.append({
-            "algorithm": result.experiment.algorithm["name"],
+            "algorithm": result.experiment.title,
             "seed": result.experiment.seed,
             "network": result.experiment.parts.algorithm.network,
             "single_machine": result.experiment.parts.algorithm.network == "single",
@@ -303,6 +353,8 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
             "rounds_to_target": cost.get("round"),
             "mb_to_target": cost.get("comm_mb"),
             "seconds_to_target": cost.get("seconds"),
+            **{name_cost(one): _find_node_bytes(one, records, result.experiment.nodes)
+               for one in (target, *target.further) if target.further},
             **{key: final.get(key) for key in (
                 "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "test_loss", "upper_loss", "comm_mb",
                 "seconds")},

@@ -15,6 +15,7 @@ from dbo.platform.config.plugins import ship
 from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.block import describe_network, init_state
+from dbo.platform.engine.convexity import describe_convexity
 from dbo.platform.engine.factory import start_engine, startup_notice
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.errors import InputError, RunError
@@ -140,7 +141,7 @@ def _return_recorded(folder: RunFolder, experiment: Experiment, prepared: Prepar
     if last is not None and is_last and (reason := missing_records(folder, last)):
         raise InputError(f"{folder}: {reason}; run it again without --resume, or into another folder")
     status: Status = "diverged" if summary.status == "diverged" else "finished"
-    callback.on_notice(f"{experiment.algorithm['name']}: already {status}, nothing to do")
+    callback.on_notice(f"{experiment.title}: already {status}, nothing to do")
     recorded, state = read_end(folder.path)
     return Result(experiment, status, folder.path, folder.metrics.absolute(), state, recorded, is_new=False)
 
@@ -180,7 +181,10 @@ class _Execution:
         parts, progress = self.experiment.parts, RunProgress(self.prepared.data_digest)
         problem, graph = arrange(parts.algorithm, self.prepared.problem, self.prepared.network)
         disk = describe_large_run(self.experiment, self.prepared, self.folder.path)
-        start = (self._describe_engine(), disk, startup_notice(parts.engine), self._describe_steps())
+        start = (
+            self._describe_engine(), disk, startup_notice(parts.engine), self._describe_steps(),
+            describe_convexity(parts.algorithm, parts.config, problem),
+        )
         for notice in (*self.start.notices, *start):
             if notice:
                 self.callback.on_notice(notice)

@@ -118,6 +118,7 @@ class Target:
     metric: str
     level: float
     declared: Direction | None = None       # of a task's own metric, which METRICS does not have
+    further: tuple["Target", ...] = field(default=(), compare=False)     # whose costs are reported beside this one's
 
     @classmethod
     def parse(cls, text: str, own: Mapping[str, Direction] | None = None) -> "Target":
@@ -492,6 +493,11 @@ def serialize_experiment(experiment: Mapping[str, Any]) -> str:
 def section(experiment: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a section of a recorded experiment; empty where the file has none."""
     return _mapping(experiment.get(key))
+
+
+def name_algorithm(experiment: Mapping[str, Any]) -> str:
+    """Return the name of a recorded experiment in tables and figures: its label, or that of its algorithm."""
+    return _text(experiment.get("label")) or str(section(experiment, "algorithm").get("name", ""))
 
 
 # ---- plain data ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dbo.platform.runs.statistics import PairedDifference, compare_pairs, estima
 if TYPE_CHECKING:
     import pandas as pd
 
+NODE_BYTES = "node_bytes_to_"        # columns of the bytes per node to each of several targets
 COSTS = {"rounds_to_target": "round", "mb_to_target": "comm_mb", "seconds_to_target": "seconds"}
 # In the order of importance: ψ is what a bilevel method minimises.
 MEASURES = (
@@ -30,6 +31,11 @@ class Verdict:
     def tied(self) -> tuple[str, ...]:
         """The algorithms whose difference to the best is within its interval."""
         return tuple(name for name, difference in self.others if not difference.is_significant)
+
+
+def is_cost(measure: str) -> bool:
+    """Decide whether a measure is the cost of a target, which a run has that reached it, however it ended."""
+    return measure in COSTS or measure.startswith(NODE_BYTES)
 
 
 def is_maximized(measure: str) -> bool:
@@ -53,7 +59,7 @@ def build_seed_table(runs: "pd.DataFrame") -> "pd.DataFrame":
         }
         finished = group[group["status"] == "finished"]
         for measure in _list_measures(runs):
-            estimate = estimate_mean(_to_floats((group if measure in COSTS else finished)[measure]))
+            estimate = estimate_mean(_to_floats((group if is_cost(measure) else finished)[measure]))
             row[measure] = estimate.mean if estimate else None
             row[f"{measure}_low"], row[f"{measure}_high"] = (estimate.low, estimate.high) if estimate else (None, None)
         if "psi_converged" in finished and finished["psi_converged"].notna().any():
@@ -111,4 +117,5 @@ def _to_floats(values: "pd.Series") -> Sequence[float | None]:
 
 
 def _list_measures(runs: "pd.DataFrame") -> list[str]:
-    return [measure for measure in MEASURES if measure in runs and runs[measure].notna().any()]
+    further = [column for column in map(str, runs) if column.startswith(NODE_BYTES)]
+    return [measure for measure in (*MEASURES, *further) if measure in runs and runs[measure].notna().any()]

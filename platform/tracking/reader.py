@@ -29,14 +29,24 @@ from dbo.platform.runs.run_folder import (
     read_metrics,
     read_summary,
 )
-from dbo.platform.runs.schema import BLOCK_SECONDS, COLUMNS, Event, Group, Record, Target, parse_record, section
+from dbo.platform.runs.schema import (
+    BLOCK_SECONDS,
+    COLUMNS,
+    Event,
+    Group,
+    Record,
+    Target,
+    name_algorithm,
+    parse_record,
+    section,
+)
 
 _MAX_COSTS = 12             # algorithms whose costs a parent shows
 MAX_KEYS = 25               # metrics per run: MLflow's page draws a chart for each
 MAX_PARAM, MAX_TAG = 6000, 8000
 _MAX_STEP, _MAX_TIME = 2**62, 1e11      # of MLflow's columns; seconds
 _DEFAULT_NAME = "dbo"       # of an experiment without a name
-_NOT_PARAMS = {"tracking", "data_dir", "presets", "keep_checkpoints"}      # two starts of one run may differ in them
+_NOT_PARAMS = {"label", "tracking", "data_dir", "presets", "keep_checkpoints"}     # two starts of one run may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +166,7 @@ def read_run_facts(folder: Path, axes: Iterable[str] = (), root: Path | None = N
         "dbo.commit": first.dbo_commit,
         "dbo.hosts": str(first.hosts or ""),
         "mlflow.user": first.user,
-        "mlflow.runColor": get_style(str(section(data, "algorithm").get("name", ""))).light,
+        "mlflow.runColor": get_style(name_algorithm(data)).light,
         "ray.submission_id": first.submission,
         "mlflow.note.content":
             f"Repeat it: `{command}`\n\n"
@@ -183,7 +193,7 @@ def format_run_name(data: Mapping[str, Any], axes: Iterable[str] = (), folder: s
     parameters = " ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
                           for key, value in partition.items())
     return " · ".join(part for part in (
-        str(section(data, "algorithm").get("name", "")), str(section(data, "topology").get("name", "")),
+        name_algorithm(data), str(section(data, "topology").get("name", "")),
         parameters or str(kind), f"seed {data.get('seed', 0)}",
         *(f"{axis.rpartition('.')[2]} {settings[axis]}" for axis in further), *places,
     ) if part)
@@ -225,7 +235,7 @@ def read_group_metrics(folder: Path, group: Group) -> dict[str, float]:
         if not RunFolder(folder / member).has_run():
             continue
         records = read_metrics(RunFolder(folder / member).metrics)
-        name = str(section(read_experiment(folder / member), "algorithm").get("name", ""))
+        name = name_algorithm(read_experiment(folder / member))
         costs.setdefault(name, []).append(target.find_cost(records))
         values = [value for record in records if isinstance(value := record.get(target.metric), int | float)]
         if values:

@@ -9,7 +9,8 @@ Every check is a run from the common start:
 
 For an algorithm that stops at a distance from its limit, checks 2 and 3 are repeated with a quarter of its step sizes:
 the distance must shrink. For one whose distance falls with the rounds they are repeated with four times the rounds: it
-must fall at the claimed rate. Claims are declared with the algorithms (`dbo.algorithms.claims`). For an algorithm
+must fall at the claimed rate. For one that claims how its bias depends on a parameter, check 2 is repeated with twice
+that parameter. Claims are declared with the algorithms (`dbo.algorithms.claims`). For an algorithm
 without a claim the errors are measured but not judged. The contracts in `contracts.py` hold for all algorithms.
 """
 
@@ -26,6 +27,7 @@ from dbo.platform.engine.local import LocalEngine
 from dbo.platform.engine.shard_wrappers import CountingShard, hold_x
 from dbo.platform.network.topology import TOPOLOGIES, Network, build_network, single_node
 from dbo.platform.verify import contracts
+from dbo.platform.verify.bias import check_bias
 from dbo.tasks.api import Problem, Setup, Task
 from dbo.tasks.registry import PARTITIONS, TASKS
 
@@ -57,6 +59,7 @@ class ClosedFormProblem(Problem, Protocol):
     def find_zero(self, hypergradient: Callable[[Array], Array]) -> Array: ...
     def hypergradient(self, x: Array) -> Array: ...
     def penalty_hypergradient(self, x: Array, lam: float) -> Array: ...
+    def central_hypergradient(self, x: Array, lam: float) -> Array: ...
     def local_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
     def averaged_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
     def truncated_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array: ...
@@ -118,6 +121,7 @@ def verify(algorithm: Algorithm, topology: str = "ring") -> Certificate:
         )
         failures = [*_check_contracts(algorithm, problem, network, certificate)]
     failures += _check_claim(certificate, claim, algorithm.config(**claim.steps)) if claim else ()
+    failures += check_bias(algorithm, certificate.end.from_solution, _measure_bias(problem, network))
     return replace(certificate, failures=tuple(failures))
 
 
@@ -223,6 +227,11 @@ def _measure_end(
     if claim:
         limit = problem.find_zero(lambda x: claim.limit.hypergradient(problem, block.config, x))
     return End(_max_distance(x, limit), _max_distance(x, solution), _max_distance(x, x.mean(0)), residuals)
+
+
+def _measure_bias(problem: ClosedFormProblem, network: Network) -> Callable[[Algorithm], float]:
+    """Return a function that measures how far from ψ's minimiser an algorithm ends."""
+    return lambda algorithm: _measure_end(algorithm, problem, network).from_solution
 
 
 def _nan_is_largest(value: float) -> float:

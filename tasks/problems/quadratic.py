@@ -255,6 +255,17 @@ class QuadraticProblem(Problem):
         gradient: Array = self.rho * x - lam * self._m.T @ (y - self.y_star(x))
         return gradient
 
+    def central_hypergradient(self, x: Array, lam: float) -> Array:
+        """Return ∇ψ_±λ(x) = ρx − (λ/2)Mᵀ(y₊ − y₋), with y₊ and y₋ the minimisers of g + f/λ and g − f/λ.
+
+        These solve (H̄ ± I/λ) y = Mx + e ± t̄/λ.
+        """
+        eye, lower = np.eye(self.dim_y), self._m @ x + self._e
+        plus = np.linalg.solve(self._h + eye / lam, lower + self._t / lam)
+        minus = np.linalg.solve(self._h - eye / lam, lower - self._t / lam)
+        gradient: Array = self.rho * x - lam / 2 * self._m.T @ (plus - minus)
+        return gradient
+
     def local_inverse_hypergradient(self, x: Array, terms: int, lipschitz: float) -> Array:
         """Return mean_i [∇_x f_i − ∇²_xy g_i P_J(∇²_yy g_i) ∇_y f_i]: every node inverts its own Hessian."""
         inverted = _matvec(neumann(self.hessians, terms, lipschitz), self.y_star(x) - self.t)

@@ -21,6 +21,7 @@ QUADRATIC: dict[str, dict[str, Any]] = {
     "c2dfb": {"inner_steps": 4, "eta_in": 0.3, "eta_out": 0.1, "gamma_in": 0.3},
     "c2dfb_nc": {"inner_steps": 4, "eta_in": 0.2, "eta_out": 0.05, "gamma_in": 0.1},
     "c2dfb_lead": {"inner_steps": 4, "eta_in": 0.3, "eta_out": 0.1, "gamma_in": 0.3},
+    "c2dfb_central": {"inner_steps": 4, "eta_in": 0.3, "eta_out": 0.1, "gamma_in": 0.3},
     "lean": {"inner_steps": 4, "eta_in": 0.3, "eta_out": 0.1},
     "madsbo": {"inner_steps": 4, "higp_steps": 20, "eta_x": 0.3, "eta_y": 0.4, "eta_z": 0.15},
     "madsbo_gt": {"inner_steps": 8, "higp_steps": 20, "eta_x": 0.3, "eta_y": 0.15, "eta_z": 0.15},

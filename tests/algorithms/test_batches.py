@@ -226,6 +226,9 @@ ORACLES: dict[str, Callable[[Any], dict[tuple[int, int], str]]] = {
     "c2dfb_lead": lambda c: {
         (0, c.inner_steps - 1): "f_y g_y g_y", (c.inner_steps, c.inner_steps): "f_x g_x g_x",
     },
+    "c2dfb_central": lambda c: {
+        (0, c.inner_steps): "f_y f_y g_y g_y", (c.inner_steps + 1, c.inner_steps + 1): "f_x f_x g_x g_x",
+    },
     "lean": lambda c: {
         (0, c.inner_steps - 1): "f_y g_y g_y", (c.inner_steps, c.inner_steps): "f_x g_x g_x",
     },

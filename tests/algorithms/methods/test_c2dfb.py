@@ -16,6 +16,7 @@ from dbo.platform.engine.local import LocalEngine
 from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.network import packet as wire
 from dbo.platform.network.topology import TOPOLOGIES, Network, build_network
+from dbo.platform.verify.certificates import verify
 from dbo.tasks.api import Setup
 from dbo.tasks.partitions import Iid
 from dbo.tasks.problems.quadratic import Quadratic, QuadraticProblem
@@ -56,8 +57,8 @@ def inner_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     steps: list[Step] = []
     original = c2dfb.inner_step
 
-    def spy(v: c2dfb.Inner, gradient: Any, cfg: Any, key: Key, channel: str) -> Any:
-        new, q_d, q_s = original(v, gradient, cfg, key, channel)
+    def spy(v: c2dfb.Inner, gradient: Any, step: Any, key: Key, channel: str) -> Any:
+        new, q_d, q_s = original(v, gradient, step, key, channel)
         steps.append((channel, v, new))
         return new, q_d, q_s
 
@@ -259,7 +260,7 @@ def at_rest(problem: QuadraticProblem, net: Network, lam: float) -> LocalEngine:
 
     block.state = c2dfb.State(
         t=block.state.t, x=x, s=zero_x, u=shard.f_x(x, y) + lam * (shard.g_x(x, y) - shard.g_x(x, z)),
-        loop_y=loop(y, shard.f_y(x, y) / lam + shard.g_y(x, y)), loop_z=loop(z, shard.g_y(x, z)),
+        loop_y=loop(y, shard.f_y(x, y) / lam + shard.g_y(x, y)), loop_z=loop(z, shard.g_y(x, z)), outer=c2dfb.start_outer(x[:, :0]),
     )
     return made
 
@@ -413,3 +414,57 @@ def test_rounding_errors_do_not_accumulate() -> None:
     assert never[1] > 2.5 * never[0]
     assert kept[1] < 1.5 * kept[0]
     assert kept[1] < 0.25 * never[1]
+
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "own steps": {"eta_y": 0.3, "eta_z": 0.2},
+    "h with own steps": {"y_objective": "h", "eta_y": 0.03, "eta_z": 0.3},
+    "x compressed": {"compressor_x": TopK(ratio=0.5)},
+    "x coded": {"compressor_x": TopK(ratio=0.5, bits=4)},
+}
+
+
+@pytest.mark.parametrize("label", SWITCHES)
+def test_the_switches_keep_the_claim(label: str) -> None:
+    """With steps of their own, or x compressed, the loops reach ψ_λ's minimiser, and all identities hold."""
+    made = algorithms()["c2dfb"]
+    assert made.claim is not None
+    found = verify(replace(made, claim=replace(made.claim, steps={**made.claim.steps, **SWITCHES[label]})))
+    assert found.failures == ()
+    assert len(found.end.residuals) == (10 if label.startswith("x") else 8)
+
+
+def test_one_step_size_on_h_is_unstable() -> None:
+    """Control: with one η_in small enough for h, z lags by a factor λ, and λ times its gap drives x away."""
+    made = algorithms()["c2dfb"]
+    assert made.claim is not None
+    steps = {**made.claim.steps, "y_objective": "h", "eta_in": 0.03}
+    found = verify(replace(made, claim=replace(made.claim, steps=steps)))
+    assert any(failure.startswith("end is") for failure in found.failures)
+
+
+def test_identity_on_x_is_the_uncompressed_path() -> None:
+    """Residuals that arrive whole make the reference points x and s themselves."""
+    problem, net = quadratic(), graph("ring", 6)
+    plain, other = (
+        engine(algorithms()["c2dfb"], c2dfb.Config(**STEPS, compressor_x=q), problem, net) for q in (None, Identity())
+    )
+    for round_ in range(1, 8):
+        plain.advance(round_)
+        other.advance(round_)
+    np.testing.assert_allclose(other.rows("x"), plain.rows("x"), rtol=0, atol=1e-13)
+    assert np.abs(other.local_blocks[0].state.outer.x_hat).max() > 0
+
+
+def test_compressed_x_sends_fewer_values() -> None:
+    """A round sends 2 k_x values of x and its tracker instead of 2 d_x."""
+    problem, net = quadratic(), graph("ring", 6)
+    sent = {}
+    for label, q in (("whole", None), ("compressed", TopK(ratio=0.5))):
+        made = engine(algorithms()["c2dfb"], c2dfb.Config(**STEPS, compressor_x=q), problem, net)
+        made.advance(1)
+        before = {name: values.copy() for name, values in made.ledger().values_by_channel().items()}
+        made.advance(2)
+        after = made.ledger().values_by_channel()
+        sent[label] = int(sum(after[name][0] - before[name][0] for name in ("x", "s")))
+    assert sent == {"whole": 2 * problem.dim_x, "compressed": 2 * (problem.dim_x // 2)}

@@ -163,24 +163,51 @@ def compress(s: Shard, cfg: Any, rows: Array, t: int, step: int, channel: str) -
 
 
 def c2dfb(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
-    """Two inner loops with reference points d̂, ŝ; x and its tracker uncompressed; ŝ = 0 again after some rounds."""
+    """C²DFB: y on h / λ or h, z on g."""
     upper, y_gradient = penalty(s, cfg)
-    lap, x, gradients = w - np.eye(len(w)), s.x0, {"y": y_gradient, "z": s.g_y}
+    for rows in tracked_loops(s, w, cfg, upper, {"y": y_gradient, "z": s.g_y}):
+        yield {"loop_y.s": rows.pop("track_y"), "loop_z.s": rows.pop("track_z"), **rows}
+
+
+def c2dfb_central(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
+    """The same loops on g + f/λ and g − f/λ."""
+    def upper(x: Array, plus: Array, minus: Array) -> Array:
+        return (s.f_x(x, plus) + s.f_x(x, minus) + cfg.lam * s.g_x(x, plus) - cfg.lam * s.g_x(x, minus)) / 2
+
+    gradients = {
+        "y": lambda x, y: s.g_y(x, y) + s.f_y(x, y) / cfg.lam, "z": lambda x, y: s.g_y(x, y) - s.f_y(x, y) / cfg.lam,
+    }
+    for rows in tracked_loops(s, w, cfg, upper, gradients):
+        yield {"plus.s": rows.pop("track_y"), "minus.s": rows.pop("track_z"), **rows}
+
+
+def tracked_loops(
+    s: Shard, w: Array, cfg: Any, upper: Callable[..., Array], gradients: dict[str, Callable[..., Array]]
+) -> Iterator[Rows]:
+    """Two inner loops with reference points d̂, ŝ; x and its tracker uncompressed; ŝ = 0 again after some rounds."""
+    lap, x = w - np.eye(len(w)), s.x0
     d = dict.fromkeys("yz", s.y0)
     track = {loop: gradients[loop](x, s.y0) for loop in "yz"}
     last, d_hat, s_hat = dict(track), dict.fromkeys("yz", 0 * s.y0), dict.fromkeys("yz", 0 * s.y0)
     s_x = u = upper(x, s.y0, s.y0)
+    public = {"x": 0 * s.x0, "s": 0 * s.x0}
+    eta = {loop: getattr(cfg, f"eta_{loop}", None) or cfg.eta_in for loop in "yz"}
     for t in count():
-        yield {"x": x, "y": d["y"], "z": d["z"], "direction": s_x, "loop_y.s": track["y"], "loop_z.s": track["z"]}
-        x, mixed = x + cfg.gamma_out * lap @ x - cfg.eta_out * s_x, lap @ s_x
+        yield {"x": x, "y": d["y"], "z": d["z"], "direction": s_x, "track_y": track["y"], "track_z": track["z"]}
         if cfg.reset_every and t > 0 and t % cfg.reset_every == 0:
-            s_hat = dict.fromkeys("yz", 0 * s.y0)
+            s_hat, public["s"] = dict.fromkeys("yz", 0 * s.y0), 0 * s.x0
+        if getattr(cfg, "compressor_x", None) is None:
+            public = {"x": x, "s": s_x}
+        else:
+            for part, rows in (("x", x), ("s", s_x)):
+                public[part] = public[part] + keep_top(rows - public[part], cfg.compressor_x.ratio)
+        x, mixed = x + cfg.gamma_out * lap @ public["x"] - cfg.eta_out * s_x, lap @ public["s"]
         for loop in "yz":
-            if cfg.tracker == "refresh":
+            if getattr(cfg, "tracker", "refresh") == "refresh":
                 new = gradients[loop](x, d[loop])
                 track[loop], last[loop] = track[loop] + new - last[loop], new
             for k in range(cfg.inner_steps):
-                d[loop] = d[loop] + cfg.gamma_in * lap @ d_hat[loop] - cfg.eta_in * track[loop]
+                d[loop] = d[loop] + cfg.gamma_in * lap @ d_hat[loop] - eta[loop] * track[loop]
                 d_hat[loop] = d_hat[loop] + compress(s, cfg, d[loop] - d_hat[loop], t, k, f"{loop}_d")
                 new = gradients[loop](x, d[loop])
                 track[loop] = track[loop] + cfg.gamma_in * lap @ s_hat[loop] + new - last[loop]
@@ -580,6 +607,7 @@ def single_soba(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
 
 REFERENCES: dict[str, Callable[[Shard, Array, Any], Iterator[Rows]]] = {
     "c2dfb": c2dfb, "c2dfb_nc": c2dfb_nc, "c2dfb_lead": c2dfb_lead, "lean": lean,
+    "c2dfb_central": c2dfb_central,
     "madsbo": madsbo, "madsbo_gt": madsbo_gt, "mdbo": mdbo, "vrdbo": vrdbo,
     "dsgda_gt": dsgda_gt, "sldbo": sldbo, "d_soba": d_soba, "gossip_dsbo": gossip_dsbo,
     "sparkle": sparkle, "storm_pl": storm_pl, "sun_dsbo": sun_dsbo, "slam": slam,
@@ -597,6 +625,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "c2dfb": COMPRESSED,
     "c2dfb_nc": COMPRESSED,
     "c2dfb_lead": COMPRESSED | {"alpha": 0.8},
+    "c2dfb_central": COMPRESSED,
     "lean": PENALTY | {
         "gamma": 0.4, "momentum": 0.23, "compressor": TopK(ratio=0.3), "ratio_z": 0.426, "ratio_x": 0.662
     },
@@ -629,10 +658,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "c2dfb rand_k": ("c2dfb", {"compressor": RandK(ratio=0.3)}),
     "c2dfb_nc rand_k": ("c2dfb_nc", {"compressor": RandK(ratio=0.3)}),
     "c2dfb_lead rand_k": ("c2dfb_lead", {"compressor": RandK(ratio=0.3)}),
+    "c2dfb_central rand_k": ("c2dfb_central", {"compressor": RandK(ratio=0.3)}),
+    "c2dfb_central reset": ("c2dfb_central", {"reset_every": 2}),
     "lean rand_k": ("lean", {"compressor": RandK(ratio=0.3)}),
     "lean untriggered": ("lean", {"edge_triggered": False}),
     "lean z alone": ("lean", {"explain_z": False}),
     "lean x whole": ("lean", {"compress_x": False}),
+    "c2dfb own steps": ("c2dfb", {"eta_y": 0.27, "eta_z": 0.37}),
+    "c2dfb x compressed": ("c2dfb", {"compressor_x": TopK(ratio=0.5)}),
+    "c2dfb x compressed, reset": ("c2dfb", {"compressor_x": TopK(ratio=0.5), "reset_every": 2}),
     "c2dfb h": ("c2dfb", {"y_objective": "h", "eta_in": 0.03}),
     "c2dfb_nc cached": ("c2dfb_nc", {"tracker": "cached"}),
     "c2dfb_nc own": ("c2dfb_nc", {"mixing": "own"}),
@@ -650,7 +684,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
 # Numbers without influence on the iterates: with full batches ∇_y g needs no correction, nor does the whole series.
 IDLE = {
     "lean x whole": {"ratio_x"}, "vrdbo": {"alpha_x", "alpha_y"}, "vrdbo sampled": {"alpha_y"}, "d_soba": {"delta"},
-    "storm_pl": {"alpha"},
+    "storm_pl": {"alpha"}, "c2dfb own steps": {"eta_in"},
     **STAR_IDLE,
 }
 

@@ -280,6 +280,18 @@ def test_wrong_claim_fails(name: str, limit: Limit, message: str) -> None:
     assert any(re.match(message, failure) for failure in failures), failures
 
 
+@pytest.mark.parametrize(
+    ("name", "order", "message"),
+    [("c2dfb", 1, None), ("c2dfb", 2, "bias falls like lam^−0.9"), ("c2dfb_central", 1, "bias falls like lam^−2 ")],
+)
+def test_the_order_of_a_bias_is_checked(name: str, order: int, message: str | None) -> None:
+    """A penalty's bias falls like 1/λ, a central difference's like 1/λ²; claims of another order fail."""
+    claim = algorithms()[name].claim
+    assert claim is not None
+    failures = verify(replace(algorithms()[name], claim=replace(claim, bias=("lam", order)))).failures
+    assert [failure.startswith(message or "") for failure in failures] == [True] * (message is not None)
+
+
 def test_nearly_kept_identity_fails() -> None:
     """An error of a millionth is an error: rounding is far smaller."""
     made = algorithms()["sldbo"]

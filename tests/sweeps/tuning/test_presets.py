@@ -38,7 +38,7 @@ def shipped() -> dict[tuple[str, str], SearchResult]:
 UNSEARCHED_TASKS = {"hyper_cleaning/digits"}
 UNSEARCHED = {
     "sparkle", "storm_pl", "sun_dsbo", "slam", "f2sa", "stocbio", "soba",
-    "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba", "c2dfb_lead", "lean",
+    "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba", "c2dfb_lead", "c2dfb_central", "lean",
 }
 
 

@@ -1,5 +1,6 @@
 """Quadratic: closed forms against independent minimisation and finite differences."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,38 @@ def test_penalty_hypergradient_vanishes_at_the_penalty_solution(problem: Quadrat
     """∇ψ_λ(x) is 0 exactly where the stationary (x, y, z) is."""
     found = problem.find_zero(lambda x: problem.penalty_hypergradient(x, lam))
     np.testing.assert_allclose(found, problem.penalty_solution(lam), rtol=1e-9)
+
+
+@pytest.mark.parametrize("lam", [4.0, 10.0, 300.0])
+def test_central_hypergradient_is_that_of_the_oracles(problem: QuadraticProblem, lam: float) -> None:
+    """At the y₊, y₋ where ∇_y (g ± f/λ) vanish it is ½(∇_x f(y₊) + ∇_x f(y₋)) + λ/2 (∇_x g(y₊) − ∇_x g(y₋))."""
+    x = np.linspace(-1, 2, problem.dim_x)
+    zero = np.zeros(problem.dim_y)
+
+    def minimise(sign: float) -> Array:
+        def gradient(y: Array) -> Array:
+            return mean_rows(problem, "g_y", x, y) + sign / lam * mean_rows(problem, "f_y", x, y)
+
+        hessian = np.stack([gradient(unit) - gradient(zero) for unit in np.eye(problem.dim_y)], axis=1)
+        return np.linalg.solve(hessian, -gradient(zero))
+
+    plus, minus = minimise(1.0), minimise(-1.0)
+    expected = 0.5 * (mean_rows(problem, "f_x", x, plus) + mean_rows(problem, "f_x", x, minus))
+    expected = expected + lam / 2 * (mean_rows(problem, "g_x", x, plus) - mean_rows(problem, "g_x", x, minus))
+    np.testing.assert_allclose(problem.central_hypergradient(x, lam), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_central_bias_falls_like_one_over_lambda_squared(problem: QuadraticProblem) -> None:
+    """Twice λ, a quarter of the distance to ψ's minimiser; the forward difference keeps a half."""
+    target = problem.solution()
+
+    def distance(hypergradient: Callable[[Array, float], Array], lam: float) -> float:
+        return float(np.linalg.norm(problem.find_zero(lambda x: hypergradient(x, lam)) - target))
+
+    central, forward = problem.central_hypergradient, problem.penalty_hypergradient
+    assert distance(central, 200.0) / distance(central, 100.0) == pytest.approx(0.25, rel=0.02)
+    assert distance(forward, 200.0) / distance(forward, 100.0) == pytest.approx(0.5, rel=0.05)
+    assert distance(central, 100.0) < 0.1 * distance(forward, 100.0)
 
 
 def test_local_inverse_hypergradients_are_those_of_the_oracles(problem: QuadraticProblem) -> None:
