@@ -90,6 +90,7 @@ class Claim:
     floor: tuple[str, ...] = ()             # step sizes that its distance to the limit is proportional to; (): exact
     rate: Callable[[Any], float] | None = None      # r of a configuration: its distance falls like rounds^−r instead
     follows: bool = True                    # with x fixed, its direction is `limit.hypergradient` at x
+    fixed: tuple[str, ...] = ()             # switches without which identities do not hold: other values are not judged
     noise: Noise | None = None              # with mini-batches; None: nothing is claimed
 
 

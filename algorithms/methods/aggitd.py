@@ -99,6 +99,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     reference=references.aggitd,
     claim=Claim(
         limit=SERIES, invariants=invariants, rounds=80,
+        fixed=("participation",),
         steps={"inner_steps": 2, "eta_x": 0.3, "eta_y": 0.5, "eta_z": 0.6},
         noise=Noise(scale=("eta_x", "eta_y"), rounds=300, steps={"inner_steps": 3, "eta_x": 0.1, "eta_y": 0.1}),
     ),

@@ -133,6 +133,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     claim=Claim(
         # On identical nodes rounding errors grow 1000-fold in 50 rounds: they cause a floor after 300 rounds, not 150.
         limit=PENALTY, invariants=invariants, rounds=150, floor=("eta_in", "eta_out", "gamma_in"),
+        fixed=("mixing",),
         steps={"inner_steps": 8, "eta_in": 0.04, "eta_out": 0.1, "gamma_in": 0.08, "gamma_out": 0.8},
         noise=Noise(
             scale=("eta_in", "eta_out"), shared=True,

@@ -92,6 +92,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     reference=references.ef_soba,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=500,
+        fixed=("participation",),
         steps={"eta_x": 0.1, "eta_y": 0.15, "eta_v": 0.15, "compressor": TopK(ratio=0.5)},
         noise=Noise(
             scale=("eta_x", "eta_y", "eta_v"), rounds=400,

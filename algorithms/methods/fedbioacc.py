@@ -121,6 +121,7 @@ def walk(
     reference=references.fedbioacc,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=250, floor=("eta_x", "eta_y", "eta_v"),
+        fixed=("participation",),
         steps={"local_steps": 3, "eta_x": 0.05, "eta_y": 0.1, "eta_v": 0.1, "theta": 0.3},
         noise=Noise(
             scale=("eta_x", "eta_y", "eta_v", "theta"), shared=True, rounds=400,

@@ -107,6 +107,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     reference=references.fednest,
     claim=Claim(
         limit=SERIES, invariants=invariants, rounds=80,
+        fixed=("participation",),
         steps={"inner_steps": 2, "local_steps": 3, "neumann_terms": 2, "lipschitz": 1.6, "eta_x": 0.1, "eta_y": 0.3},
         noise=Noise(
             scale=("eta_x", "eta_y"), rounds=300,

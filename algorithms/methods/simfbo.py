@@ -106,6 +106,7 @@ def walk(shard: Shard, cfg: Config, x: Array, y: Array, v: Array, t: Array) -> D
     reference=references.simfbo,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=250, floor=("local_x", "local_y", "local_v"),
+        fixed=("participation",),
         steps={"local_steps": 3, "local_x": 0.05, "local_y": 0.1, "local_v": 0.1,
                "eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.4},
         noise=Noise(

@@ -69,6 +69,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     reference=references.vrdbo,
     claim=Claim(
         limit=LOCAL_INVERSE, invariants=invariants, rounds=400,
+        fixed=("neumann",),
         steps={"eta": 0.3, "beta_x": 0.5, "beta_y": 0.5, "lipschitz": 1.6, "neumann_terms": 20},
         noise=Noise(
             scale=("eta",), reduced=True, shared=True, below="mdbo",

@@ -48,7 +48,7 @@ def separate_numbers(config: Any) -> Any:
     changes = {}
     for number, field in enumerate(fields(config)):
         value, declared = getattr(config, field.name), declaration(field)
-        if isinstance(value, float) and value > 0:
+        if isinstance(value, float) and value > 0 and value not in (declared.ge, declared.le):
             small = value * FACTOR**number * (SMALL_STEPS if declared.schedule else 1.0)
             at_least = [bound for bound in (declared.gt, declared.ge) if bound is not None]
             changes[field.name] = small if small > max(at_least, default=0.0) else value
