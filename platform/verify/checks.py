@@ -166,8 +166,8 @@ def _check_reference(at: Subject) -> Check:
             continue
         largest = max(largest, found.error)
         if not found.error <= trajectories.TOLERANCE:
-            failures.append(f"with {label}, {found.path} is {found.error:.1e} from the reference's "
-                            f"after round {found.round}")
+            failures.append(f"with {label}, {found.path} differs from the reference's from round {found.round} on, "
+                            f"by up to {found.error:.1e}")
     return _judge("reference", failures, f"{len(at.variants)} configurations, {trajectories.ROUNDS} rounds: "
                                          f"differences up to {largest:.1e}")
 

@@ -32,10 +32,10 @@ REQUIRED = frozenset({"x", "y"})
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """The largest difference between the rows of the state and of the reference."""
+    """Differences between the rows of the state and of the reference: the largest, and where they begin."""
 
     error: float
-    path: str = ""
+    path: str = ""      # of the first rows that differ by more than rounding
     round: int = 0
 
 
@@ -80,8 +80,10 @@ def compare(algorithm: Algorithm, config: Any, expected: Sequence[Mapping[str, A
             if found.shape != row.shape:
                 raise ReferenceMismatchError(f"{path} is {found.shape} in the state, {row.shape} in the reference")
             error = float(np.abs(found - row).max() / max(np.abs(row).max(), 1e-3))
-            if not error <= worst.error:                # NaN too
-                worst = Deviation(error if np.isfinite(error) else np.inf, path, round_)
+            error = error if np.isfinite(error) else np.inf
+            if error > TOLERANCE and not worst.path:
+                worst = replace(worst, path=path, round=round_)
+            worst = replace(worst, error=max(error, worst.error))
     return worst
 
 
