@@ -93,6 +93,7 @@ class Claim:
     rate: Callable[[Any], float] | None = None      # r of a configuration: its distance falls like rounds^−r instead
     follows: bool = True                    # with x fixed, its direction is `limit.hypergradient` at x
     bias: tuple[str, float] | None = None   # (parameter, p): its end is ∝ parameter^−p away from ψ's minimiser
+    fixed: tuple[str, ...] = ()             # switches without which identities do not hold: other values are not judged
     noise: Noise | None = None              # with mini-batches; None: nothing is claimed
 
 

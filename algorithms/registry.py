@@ -4,7 +4,7 @@ An algorithm is a pair of functions over explicit state, `init(shard, cfg) -> St
 `async round(state, shard, cfg) -> State`, registered under a name with its configuration class.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -32,6 +32,8 @@ Oracles: TypeAlias = Literal["", "first_order", "second_order"]
 
 Init = Callable[[Shard, Any], Any]
 Round = Callable[[Any, Shard, Any], Coroutine[Outgoing, tuple[Array, ...], Any]]
+# (shard, W, configuration) → what the state must hold at the start and after each round, by path (`references`).
+Reference: TypeAlias = Callable[[Any, Array, Any], Iterator[Mapping[str, Array]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Algorithm:
     paper_counts: Mapping[str, float] = field(default_factory=dict)   # Table 1's weight of a channel, where not 1
     errors: ErrorTerms = field(default_factory=ErrorTerms)            # that evaluations record, beside those of x, y
     claim: Claim | None = None              # what `dbo verify` checks; None: it reports errors without a verdict
+    reference: Reference | None = None      # its pseudo-code in plain NumPy, for `dbo verify`; None: not compared
 
     @property
     def requirements(self) -> str:
@@ -96,11 +99,13 @@ def algorithm(
     paper_counts: Mapping[str, float] | None = None,
     errors: ErrorTerms | None = None,
     claim: Claim | None = None,
+    reference: Reference | None = None,
 ) -> Callable[[Round], Algorithm]:
     """Register the decorated `async def round(state, shard, cfg)`; the first line of its docstring is the summary.
 
     `convex` declares a function a f + b g that must be strongly convex in y, if g alone does not suffice: (a, b) of a
     configuration. A run warns at its start if it finds a direction in which that function curves downwards.
+    `reference` is a second, plain implementation that `dbo verify` compares trajectories with.
     `single_machine=True` is an older way to write `network="single"`.
     """
 
@@ -114,6 +119,8 @@ def algorithm(
                 raise ValueError(
                     f"algorithm {name!r}: {option} must be a function of the configuration, e.g. lambda cfg: 1"
                 )
+        if reference is not None and not callable(reference):
+            raise ValueError(f"algorithm {name!r}: reference must be a generator function of (shard, w, cfg)")
         for option, value, kind in (("network", network, NetworkKind), ("oracles", oracles, Oracles)):
             if value not in get_args(kind):
                 names = ", ".join(filter(None, get_args(kind)))
@@ -130,7 +137,7 @@ def algorithm(
             name=name, summary=summary, config=config, state=state, init=init, round=round_, packets=packets,
             batches=batches, penalty=penalty, convex=convex, network="single" if single_machine else network,
             family=family, citation=citation, oracles=oracles, paper_counts=paper_counts or {},
-            errors=errors or ErrorTerms(), claim=claim,
+            errors=errors or ErrorTerms(), claim=claim, reference=reference,
         )
         ALGORITHMS.add(name, made, round_.__module__, qualified_name)
         return made

@@ -42,6 +42,7 @@ from dbo.algorithms.api import (
     sample_clients,
     server_row,
 )
+from dbo.algorithms.references import star_methods as references
 
 SERIES = Limit(
     "N-term H̄⁻¹",
@@ -95,8 +96,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "aggitd", config=Config, state=State, init=init,
     network="star", family="neumann", citation="Xiao and Ji 2023, ICML (PMLR 202)", oracles="second_order",
     packets=lambda cfg: 2 * cfg.inner_steps + 2, batches=lambda cfg: cfg.inner_steps + 1,
+    reference=references.aggitd,
     claim=Claim(
         limit=SERIES, invariants=invariants, rounds=80,
+        fixed=("participation",),
         steps={"inner_steps": 2, "eta_x": 0.3, "eta_y": 0.5, "eta_z": 0.6},
         noise=Noise(scale=("eta_x", "eta_y"), rounds=300, steps={"inner_steps": 3, "eta_x": 0.1, "eta_y": 0.1}),
     ),

@@ -23,6 +23,7 @@ from typing import Literal
 import array_api_compat
 
 from dbo.algorithms.api import TRUNCATED_INVERSE, Array, Claim, Shard, algorithm, counter, param, round_key
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "bome", config=Config, state=State, init=init,
     network="single", family="penalty", citation="Ye et al. 2022, NeurIPS", oracles="first_order",
     packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + 1,
+    reference=references.bome,
     claim=Claim(
         limit=TRUNCATED_INVERSE, invariants=invariants, rounds=400, floor=("eta_x", "eta_y"),
         follows=False,

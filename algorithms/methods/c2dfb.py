@@ -49,6 +49,7 @@ from dbo.algorithms.api import (
     round_key,
 )
 from dbo.algorithms.parts.penalty import YObjective, upper_gradient, y_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,7 @@ def count_batches(cfg: Loops) -> int:
     packets=lambda cfg: cfg.inner_steps + 1, batches=count_batches, penalty=lambda cfg: cfg.lam,
     paper_counts={"y_s": 0.0, "z_s": 0.0},   # Table 1 counts 2K of a round's 4K compressed messages
     errors=ERRORS,
+    reference=references.c2dfb,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,
         steps={"inner_steps": 8, "eta_in": 0.3, "eta_out": 0.3, "gamma_in": 0.3, "gamma_out": 0.8},

@@ -36,6 +36,7 @@ from dbo.algorithms.api import (
 )
 from dbo.algorithms.methods.c2dfb import Gradient, Inner, Step, inner_step, receive, refresh, reset, start
 from dbo.algorithms.parts.penalty import central_gradient, shifted_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "c2dfb_central", config=Config, state=State, init=init,
     packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 2,
     family="penalty", citation="this project, unpublished, 2026", oracles="first_order",
-    convex=lambda cfg: (-1 / cfg.lam, 1.0),
+    convex=lambda cfg: (-1 / cfg.lam, 1.0), reference=references.c2dfb_central,
     errors=ErrorTerms(
         consensus=lambda st: {
             "z": st.minus.d, "tracker_x": st.s, "tracker_y": st.plus.s, "tracker_z": st.minus.s,

@@ -34,6 +34,7 @@ from dbo.algorithms.api import (
     round_key,
 )
 from dbo.algorithms.parts.penalty import YObjective, upper_gradient, y_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "c2dfb_lead", config=Config, state=State, init=init,
     packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
     family="penalty", citation="this project, unpublished, 2026", oracles="first_order",
+    reference=references.c2dfb_lead,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,
         steps={"inner_steps": 8, "eta_in": 0.3, "eta_out": 0.3, "gamma_in": 0.3, "gamma_out": 0.8},

@@ -33,6 +33,7 @@ from dbo.algorithms.api import (
 )
 from dbo.algorithms.methods import c2dfb
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +129,11 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
             "z": (st.loop_z.d.v, st.loop_z.d.sent), "tracker_z": (st.loop_z.s.v, st.loop_z.s.sent),
         },
     ),
+    reference=references.c2dfb_nc,
     claim=Claim(
         # On identical nodes rounding errors grow 1000-fold in 50 rounds: they cause a floor after 300 rounds, not 150.
         limit=PENALTY, invariants=invariants, rounds=150, floor=("eta_in", "eta_out", "gamma_in"),
+        fixed=("mixing",),
         steps={"inner_steps": 8, "eta_in": 0.04, "eta_out": 0.1, "gamma_in": 0.08, "gamma_out": 0.8},
         noise=Noise(
             scale=("eta_in", "eta_out"), shared=True,

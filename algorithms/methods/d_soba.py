@@ -17,6 +17,7 @@ from typing import Literal
 
 from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.soba import directions, first_order_directions
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "d_soba", config=Config, state=State, init=init,
     family="soba", citation="Kong et al. 2024, arXiv 2402.03167", oracles="second_order",
     packets=lambda cfg: 1, batches=lambda cfg: 1,
+    reference=references.d_soba,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=300, floor=("eta_x", "eta_y", "eta_v"),
         steps={"eta_x": 0.1, "eta_y": 0.12, "eta_v": 0.12},

@@ -33,6 +33,7 @@ from dbo.algorithms.api import (
     round_key,
 )
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     errors=ErrorTerms(consensus=lambda st: {
         "z": st.z, "tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_z": st.track.z,
     }),
+    reference=references.dsgda_gt,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=900, steps={"eta_x": 0.05, "eta_y": 0.1, "eta_z": 0.1},
         noise=Noise(scale=("eta_x", "eta_y", "eta_z"), shared=True, rounds=400),

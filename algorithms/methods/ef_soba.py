@@ -39,6 +39,7 @@ from dbo.algorithms.api import (
 )
 from dbo.algorithms.parts.ball import project
 from dbo.algorithms.parts.soba import Directions, directions
+from dbo.algorithms.references import star_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +89,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "ef_soba", config=Config, state=State, init=init,
     network="star", family="soba", citation="He et al. 2024, ICML, arXiv 2405.18858", oracles="second_order",
     packets=lambda cfg: 2, batches=lambda cfg: 1,
+    reference=references.ef_soba,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=500,
+        fixed=("participation",),
         steps={"eta_x": 0.1, "eta_y": 0.15, "eta_v": 0.15, "compressor": TopK(ratio=0.5)},
         noise=Noise(
             scale=("eta_x", "eta_y", "eta_v"), rounds=400,

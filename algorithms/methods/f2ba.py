@@ -18,6 +18,7 @@ from typing import Literal
 
 from dbo.algorithms.api import PENALTY, Array, Claim, Noise, Shard, algorithm, counter, param, round_key
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "f2ba", config=Config, state=State, init=init,
     network="single", family="penalty", citation="Chen et al. 2023, arXiv 2306.14853", oracles="first_order",
     packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
+    reference=references.f2ba,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=80, steps={"inner_steps": 10, "eta_in": 0.6, "eta_out": 0.3},
         noise=Noise(scale=("eta_in", "eta_out"), shared=True, steps={"inner_steps": 3, "eta_in": 0.2, "eta_out": 0.1}),

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, param, round_key
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "f2sa", config=Config, state=State, init=init,
     packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + 1,
     network="single", family="penalty", oracles="first_order", citation="Kwon et al. 2023, ICML",
+    reference=references.f2sa,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=150, rate=lambda cfg: float(cfg.lam_power),
         steps={"inner_steps": 5, "lam_start": 4.0, "lam_rounds": 2.0, "eta_z": 0.5, "eta_y": 0.5, "eta_x": 0.5},

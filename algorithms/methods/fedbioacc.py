@@ -40,6 +40,7 @@ from dbo.algorithms.api import (
 from dbo.algorithms.parts.ball import project
 from dbo.algorithms.parts.soba import Directions, directions
 from dbo.algorithms.parts.storm import storm
+from dbo.algorithms.references import star_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,10 @@ def walk(
     "fedbioacc", config=Config, state=State, init=init,
     network="star", family="soba", citation="Li et al. 2023, NeurIPS, arXiv 2302.06701", oracles="second_order",
     packets=lambda cfg: 2, batches=lambda cfg: cfg.local_steps,
+    reference=references.fedbioacc,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=250, floor=("eta_x", "eta_y", "eta_v"),
+        fixed=("participation",),
         steps={"local_steps": 3, "eta_x": 0.05, "eta_y": 0.1, "eta_v": 0.1, "theta": 0.3},
         noise=Noise(
             scale=("eta_x", "eta_y", "eta_v", "theta"), shared=True, rounds=400,

@@ -40,6 +40,7 @@ from dbo.algorithms.api import (
     sample_clients,
     server_row,
 )
+from dbo.algorithms.references import star_methods as references
 
 SERIES = Limit(
     "N-term H̄⁻¹",
@@ -103,8 +104,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "fednest", config=Config, state=State, init=init,
     network="star", family="neumann", citation="Tarzanagh et al. 2022, ICML (PMLR 162)", oracles="second_order",
     packets=lambda cfg: 4 * cfg.inner_steps + 2 * cfg.neumann_terms + 4, batches=count_batches,
+    reference=references.fednest,
     claim=Claim(
         limit=SERIES, invariants=invariants, rounds=80,
+        fixed=("participation",),
         steps={"inner_steps": 2, "local_steps": 3, "neumann_terms": 2, "lipschitz": 1.6, "eta_x": 0.1, "eta_y": 0.3},
         noise=Noise(
             scale=("eta_x", "eta_y"), rounds=300,

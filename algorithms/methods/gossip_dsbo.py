@@ -34,6 +34,7 @@ from dbo.algorithms.api import (
     round_key,
 )
 from dbo.algorithms.parts.neumann import draw_from, truncated_inverse
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "gossip_dsbo", config=Config, state=State, init=init,
     family="neumann", citation="Yang et al. 2022, NeurIPS", oracles="second_order",
     packets=lambda cfg: 1, batches=lambda cfg: cfg.neumann_terms + 1,
+    reference=references.gossip_dsbo,
     claim=Claim(
         limit=AVERAGED_INVERSE, invariants=invariants, rounds=250, floor=("eta_x", "eta_y", "theta"),
         steps={"eta_x": 0.06, "eta_y": 0.1, "theta": 0.15, "lipschitz": 1.6, "neumann_terms": 20},

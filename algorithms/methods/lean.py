@@ -35,6 +35,7 @@ from dbo.algorithms.api import (
 )
 from dbo.algorithms.parts.edges import Loop, Published, Step, advance, publish, start
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,7 @@ def with_ratio(q: Compressor, ratio: float | None) -> Compressor:
     "lean", config=Config, state=State, init=init,
     packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
     family="penalty", citation="this project, unpublished, 2026", oracles="first_order",
+    reference=references.lean,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=600,
         steps={"inner_steps": 8, "eta_in": 0.3, "eta_out": 0.1, "gamma": 0.5},

@@ -34,6 +34,7 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ def count_batches(cfg: Config) -> int:
     family="linear_system", citation="Chen et al. 2023, ICML (PMLR 202)", oracles="second_order",
     packets=lambda cfg: cfg.inner_steps + cfg.higp_steps, batches=count_batches,
     paper_counts={"x": 2.0, "q0": 2.0},   # Table 1 counts two d_x per round, and z also at HIGP's step 0, where it is 0
+    reference=references.madsbo,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x", "eta_y"),
         steps={"inner_steps": 3, "higp_steps": 60, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 0.7},

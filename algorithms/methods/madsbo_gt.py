@@ -25,6 +25,7 @@ from dbo.algorithms.api import (
     round_key,
 )
 from dbo.algorithms.methods.madsbo import Config, count_batches, higp
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     packets=lambda cfg: cfg.inner_steps + cfg.higp_steps, batches=lambda cfg: count_batches(cfg) + 1,
     paper_counts={"x": 2.0, "q0": 2.0},   # as for madsbo
     errors=ErrorTerms(consensus=lambda st: {"tracker_y": st.s}),
+    reference=references.madsbo_gt,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=80, floor=("eta_x",),
         steps={"inner_steps": 4, "higp_steps": 80, "eta_x": 0.1, "eta_y": 0.1, "eta_z": 0.12, "theta": 0.7},

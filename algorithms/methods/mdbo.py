@@ -32,6 +32,7 @@ from dbo.algorithms.api import (
     round_key,
 )
 from dbo.algorithms.parts.neumann import Neumann, draw_from, hypergradient
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,7 @@ ERRORS = ErrorTerms(consensus=lambda st: {"tracker_x": st.zf, "tracker_y": st.zg
     packets=lambda cfg: 1, batches=count_batches,
     paper_counts={"zg": 0.0},   # Table 1 fits d_y + 2 d_x per iteration: y's tracker is not counted
     errors=ERRORS,
+    reference=references.mdbo,
     claim=Claim(
         limit=LOCAL_INVERSE, invariants=invariants, rounds=400,
         steps={"eta": 0.3, "beta_x": 0.5, "beta_y": 0.5, "alpha_x": 2.0, "alpha_y": 2.0,

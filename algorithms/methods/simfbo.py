@@ -38,6 +38,7 @@ from dbo.algorithms.api import (
 )
 from dbo.algorithms.parts.ball import project
 from dbo.algorithms.parts.soba import Directions, directions
+from dbo.algorithms.references import star_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +103,10 @@ def walk(shard: Shard, cfg: Config, x: Array, y: Array, v: Array, t: Array) -> D
     "simfbo", config=Config, state=State, init=init,
     network="star", family="soba", citation="Yang et al. 2023, NeurIPS, arXiv 2305.19442", oracles="second_order",
     packets=lambda cfg: 2, batches=lambda cfg: cfg.local_steps,
+    reference=references.simfbo,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=250, floor=("local_x", "local_y", "local_v"),
+        fixed=("participation",),
         steps={"local_steps": 3, "local_x": 0.05, "local_y": 0.1, "local_v": 0.1,
                "eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.4},
         noise=Noise(

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from dbo.algorithms.api import PERSONALISED, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.neumann import hypergradient
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "slam", config=Config, state=State, init=init,
     packets=lambda cfg: 1, batches=lambda cfg: cfg.inner_steps + cfg.neumann_terms,
     family="neumann", oracles="second_order", citation="Lu et al. 2022, NeurIPS",
+    reference=references.slam,
     claim=Claim(
         limit=PERSONALISED, invariants=invariants, rounds=300,
         steps={"eta_x": 0.3, "eta_y": 0.5, "lipschitz": 1.6, "neumann_terms": 20},

@@ -28,6 +28,7 @@ from dbo.algorithms.api import (
 )
 from dbo.algorithms.parts.ball import project
 from dbo.algorithms.parts.soba import Directions, directions
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     errors=ErrorTerms(consensus=lambda st: {
         "v": st.v, "tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_v": st.track.v,
     }),
+    reference=references.sldbo,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=600, steps={"eta_x": 0.08, "eta_y": 0.1, "eta_v": 0.1},
         noise=Noise(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, param, round_key
 from dbo.algorithms.parts.soba import Directions, directions
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "soba", config=Config, state=State, init=init,
     packets=lambda cfg: 0, batches=lambda cfg: 1,
     network="single", family="soba", oracles="second_order", citation="Dagréou et al. 2022, NeurIPS, arXiv 2201.13409",
+    reference=references.soba,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=150, steps={"eta_x": 0.3, "eta_y": 0.5, "eta_v": 0.5},
         noise=Noise(

@@ -26,6 +26,7 @@ from typing import Literal, TypeAlias
 
 from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.soba import Directions, directions
+from dbo.algorithms.references import hessian_methods as references
 
 Rule: TypeAlias = Literal["ed", "extra", "gt"]
 
@@ -142,6 +143,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "sparkle", config=Config, state=State, init=init,
     packets=lambda cfg: 1, batches=lambda cfg: 1,
     family="soba", oracles="second_order", citation="Zhu et al. 2024, NeurIPS, arXiv 2411.14166",
+    reference=references.sparkle,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=300, steps={"eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.4},
         noise=Noise(

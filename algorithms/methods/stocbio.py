@@ -17,6 +17,7 @@ except that the first step of x comes before the first inner loop.
 from dataclasses import dataclass
 
 from dbo.algorithms.api import SERIES, Array, Claim, Noise, Shard, algorithm, counter, param, round_key
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "stocbio", config=Config, state=State, init=init,
     packets=lambda cfg: 0, batches=lambda cfg: cfg.inner_steps + cfg.neumann_terms + 1,
     network="single", family="neumann", oracles="second_order", citation="Ji et al. 2021, ICML",
+    reference=references.stocbio,
     claim=Claim(
         limit=SERIES, invariants=invariants, rounds=60,
         steps={"inner_steps": 5, "neumann_terms": 4, "eta_y": 0.5, "eta_v": 0.3, "eta_x": 0.4},

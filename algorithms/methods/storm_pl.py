@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from dbo.algorithms.api import PENALTY, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.methods.dsgda_gt import Triple, directions
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "storm_pl", config=Config, state=State, init=init,
     packets=lambda cfg: 1, batches=lambda cfg: 1, penalty=lambda cfg: cfg.lam,
     family="penalty", oracles="first_order", citation="ICML 2026, poster 64280 (our reading of the code)",
+    reference=references.storm_pl,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=900,
         steps={"eta": 0.25, "beta_x": 0.2, "beta_y": 0.4, "beta_z": 0.4},

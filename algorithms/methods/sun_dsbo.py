@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from dbo.algorithms.api import MOREAU, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
 from dbo.algorithms.parts.penalty import upper_gradient
+from dbo.algorithms.references import penalty_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "sun_dsbo", config=Config, state=State, init=init,
     packets=lambda cfg: 1, batches=lambda cfg: 1,
     family="penalty", oracles="first_order", citation="Ma et al. 2026, arXiv 2601.22682",
+    reference=references.sun_dsbo,
     claim=Claim(
         limit=MOREAU, invariants=invariants, rounds=900, steps={"eta_x": 0.05, "eta_y": 0.1, "eta_theta": 0.1},
         noise=Noise(scale=("eta_x", "eta_y", "eta_theta"), shared=True, rounds=400),

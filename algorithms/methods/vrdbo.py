@@ -20,6 +20,7 @@ from dbo.algorithms.methods import mdbo
 from dbo.algorithms.methods.mdbo import State, count_batches, local_hypergradient, lower_batch, tracking_invariants
 from dbo.algorithms.parts.neumann import hypergradient
 from dbo.algorithms.parts.storm import storm
+from dbo.algorithms.references import hessian_methods as references
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +66,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     family="neumann", citation="Gao et al. 2023, AISTATS (PMLR 206)", oracles="second_order",
     packets=lambda cfg: 1, batches=count_batches,
     errors=mdbo.ERRORS,
+    reference=references.vrdbo,
     claim=Claim(
         limit=LOCAL_INVERSE, invariants=invariants, rounds=400,
+        fixed=("neumann",),
         steps={"eta": 0.3, "beta_x": 0.5, "beta_y": 0.5, "lipschitz": 1.6, "neumann_terms": 20},
         noise=Noise(
             scale=("eta",), reduced=True, shared=True, below="mdbo",

@@ -1,6 +1,7 @@
 """`dbo verify`: check algorithms against closed-form solutions, and tasks against differences and contracts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from dbo.platform.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from dbo.platform.verify.certificates import Certificate
+    from dbo.platform.verify.check import Check
 
 
 def verify_components(
@@ -32,8 +34,9 @@ def verify_components(
 ) -> None:
     """Check algorithms against closed-form solutions, or tasks.
 
-    Each algorithm runs on a small quadratic problem. Of a task, derivatives, independence of nodes, batches,
-    determinism, packing and shipping to other processes are checked. Exit code 1 if a check fails.
+    Each algorithm runs on small problems: against closed forms, with every switch of its configuration, and against
+    its plain reference if it names one; --algorithm prints a line per check. Of a task, derivatives, independence of
+    nodes, batches, determinism, packing and shipping to other processes are checked. Exit code 1 if a check fails.
     """
     from dbo.platform.config import plugins
 
@@ -58,23 +61,42 @@ def _verify_algorithms(chosen: list[str] | None, topology: str, markdown: Path |
     from dbo.algorithms.registry import algorithms
     from dbo.platform.config.validation import pick
     from dbo.platform.network.topology import TOPOLOGIES
-    from dbo.platform.verify import certificates, table
+    from dbo.platform.verify import certificates, checks, table
 
     names = [pick("--algorithm", name, algorithms()) for name in dict.fromkeys(chosen or algorithms())]
     pick("--topology", topology, (name for name in TOPOLOGIES if name != "edges"))
     if markdown is not None:
         table.split_markdown(markdown)
-    rows = []
+    rows, lines = [], []
     with console.status("") as status:
         for number, name in enumerate(names, start=1):
-            status.update(f"{number}/{len(names)}  {name}")
-            rows.append(certificates.verify(algorithms()[name], topology))
+            at = f"{number}/{len(names)}  {name}"
+            status.update(f"{at}: closed form")
+            certificate = certificates.verify(algorithms()[name], topology)
+            found = [checks.judge_claim(certificate)]
+            subject = checks.prepare(algorithms()[name], topology)
+            for check in checks.NAMES:
+                status.update(f"{at}: {check}")
+                found.append(checks.run_check(check, subject))
+            failures = [f"{each.name}: {each.describe()}" for each in found[1:] if each.passed is False]
+            rows.append(replace(certificate, failures=(*certificate.failures, *failures)))
+            lines.append((name, found))
             if not console.is_terminal:
-                console.print(f"{number}/{len(names)}  {name}: {rows[-1].verdict}", highlight=False)
+                console.print(f"{at}: {rows[-1].verdict}", highlight=False)
     _show_certificates(rows)
+    if chosen:
+        _show_checks(lines)
     if markdown is not None:
         table.write_markdown(markdown, rows)
     return [f"{row.algorithm}: {'; '.join(row.failures)}" for row in rows if row.failures]
+
+
+def _show_checks(lines: "Sequence[tuple[str, Sequence[Check]]]") -> None:
+    """Print a line per check of each algorithm, failed ones in red."""
+    for name, found in lines:
+        print_line(name, style="bold")
+        for check in found:
+            print_line(check.format(), style="red" if check.passed is False else None)
 
 
 def _verify_tasks(names: Sequence[str], plugins: tuple[str, ...], overrides: list[str]) -> list[str]:

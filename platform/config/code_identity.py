@@ -42,8 +42,10 @@ NUMERICS = (
     "dbo.platform.runs.preparation",        # seeds of data and graph
 )
 _FOLLOWED = ("dbo.algorithms", "dbo.tasks", "dbo.parameters")
-# Lists of components, and claims for `dbo verify`, which no round may use: another line in them invalidates no run.
-_WITHOUT_NUMERICS = frozenset({"dbo.algorithms.registry", "dbo.algorithms.claims", "dbo.tasks.registry"})
+# Lists of components, and what `dbo verify` needs, which no round may use: another line in them invalidates no run.
+_WITHOUT_NUMERICS = (
+    "dbo.algorithms.registry", "dbo.algorithms.claims", "dbo.algorithms.references", "dbo.tasks.registry",
+)
 # Re-exports: whoever imports a name from here depends on the module that defines it, not on all the others.
 _FACADES = frozenset({"dbo.algorithms.api", "dbo.tasks.api"})
 # A checkout has `dbo.parameters` in dbo/ and the packages beside it, a wheel has all of them in dbo/.
@@ -65,7 +67,7 @@ def hash_modules(components: Iterable[str], plugins: Iterable[Source] = ()) -> d
     digests: dict[str, str] = {}
     while pending:
         name = pending.pop()
-        if name in digests or name in _WITHOUT_NUMERICS or (file := _find(name)) is None:
+        if name in digests or _is_below(name, _WITHOUT_NUMERICS) or (file := _find(name)) is None:
             continue
         source = read_source(file, name)
         digests[name] = source.digest
@@ -128,7 +130,11 @@ def _resolve(module: str, name: str) -> list[str]:
 
 
 def _is_followed(module: str) -> bool:
-    return f"{module}.".startswith(tuple(f"{root}." for root in _FOLLOWED))
+    return _is_below(module, _FOLLOWED)
+
+
+def _is_below(module: str, roots: tuple[str, ...]) -> bool:
+    return f"{module}.".startswith(tuple(f"{root}." for root in roots))
 
 
 @cache

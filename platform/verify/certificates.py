@@ -23,6 +23,7 @@ import numpy as np
 from dbo.algorithms.api import Algorithm, Array, Claim, Limit
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.arrangement import arrange
+from dbo.platform.engine.block import Block
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.engine.shard_wrappers import CountingShard, hold_x
 from dbo.platform.network.topology import TOPOLOGIES, Network, build_network, single_node
@@ -106,7 +107,7 @@ class Certificate:
 def verify(algorithm: Algorithm, topology: str = "ring") -> Certificate:
     """Run all checks of an algorithm with the step sizes of its claim."""
     claim, network = algorithm.claim, build_network(TOPOLOGIES[topology]().graph(NODES, GRAPH_SEED))
-    problem, uniform = _build_problem(heterogeneity=1.0), _build_problem(heterogeneity=0.0)
+    problem, uniform = build_problem(heterogeneity=1.0), build_problem(heterogeneity=0.0)
     with np.errstate(all="ignore"):         # divergence shows in the distances
         smaller = None
         if claim and (claim.floor or claim.rate):
@@ -175,7 +176,7 @@ def _check_distance(what: str, distance: float, smaller: float | None, rate: flo
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _build_problem(heterogeneity: float) -> ClosedFormProblem:
+def build_problem(heterogeneity: float) -> ClosedFormProblem:
     setup = Setup(nodes=NODES, seed=0, dtype="float64", partition=PARTITIONS["iid"]())
     task: Callable[..., Task] = TASKS["quadratic"]
     return cast(ClosedFormProblem, task(**TASK, heterogeneity=heterogeneity).build(setup))
@@ -186,13 +187,17 @@ def _start_engine(
     blocks: Sequence[Sequence[int]] | None = None,
 ) -> LocalEngine:
     """Start all nodes in one block, or in these blocks; `scale` multiplies the step sizes that cause the distance."""
-    claim = algorithm.claim
-    if claim is None:
-        config = Experiment(task={"name": "quadratic"}, algorithm={"name": algorithm.name}).parts.config
-    else:
-        config = algorithm.config(**{**claim.steps, **{name: scale * claim.steps[name] for name in claim.floor}})
+    config = configure(algorithm, scale)
     problem, network = arrange(algorithm, problem, network)
     return LocalEngine(algorithm, config, problem, network, blocks or [range(network.nodes)])
+
+
+def configure(algorithm: Algorithm, scale: float = 1.0) -> Any:
+    """Return the configuration of an algorithm's claim, or its defaults for this task."""
+    claim = algorithm.claim
+    if claim is None:
+        return Experiment(task={"name": "quadratic"}, algorithm={"name": algorithm.name}).parts.config
+    return algorithm.config(**{**claim.steps, **{name: scale * claim.steps[name] for name in claim.floor}})
 
 
 def _count_rounds(algorithm: Algorithm, network: Network, scale: float) -> int:
@@ -217,12 +222,7 @@ def _measure_end(
         before = block.state
         engine.advance(round_)
         if claim:
-            largest = max(1.0, *(float(np.abs(rows).max()) for rows in (block.state.x, block.state.y)))
-            # The algorithm's shard counts oracle calls: ask the one behind it.
-            shard = CountingShard(block.shard.shard, network=block.shard.network)
-            for name, residual in claim.invariants(before, block.state, shard, block.config).items():
-                size = float(np.abs(residual).max()) / largest
-                residuals[name] = max(size, residuals.get(name, 0.0), key=_nan_is_largest)
+            update_residuals(residuals, claim, before, block)
     x, solution, limit = block.rows("x"), problem.solution(), problem.solution()
     if claim:
         limit = problem.find_zero(lambda x: claim.limit.hypergradient(problem, block.config, x))
@@ -232,6 +232,16 @@ def _measure_end(
 def _measure_bias(problem: ClosedFormProblem, network: Network) -> Callable[[Algorithm], float]:
     """Return a function that measures how far from ψ's minimiser an algorithm ends."""
     return lambda algorithm: _measure_end(algorithm, problem, network).from_solution
+
+
+def update_residuals(residuals: dict[str, float], claim: Claim, before: Any, block: Block) -> None:
+    """Enter the residuals of a claim's identities after a round, relative to the state, where they are the largest."""
+    largest = max(1.0, *(float(np.abs(rows).max()) for rows in (block.state.x, block.state.y)))
+    # The algorithm's shard counts oracle calls: ask the one behind it.
+    shard = CountingShard(block.shard.shard, network=block.shard.network)
+    for name, residual in claim.invariants(before, block.state, shard, block.config).items():
+        size = float(np.abs(residual).max()) / largest
+        residuals[name] = max(size, residuals.get(name, 0.0), key=_nan_is_largest)
 
 
 def _nan_is_largest(value: float) -> float:

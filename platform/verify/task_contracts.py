@@ -9,8 +9,9 @@ from dbo.algorithms.registry import algorithms
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.network.topology import TOPOLOGIES, build_network
+from dbo.platform.verify.check import Check
 from dbo.platform.verify.shipping import compute_losses, ship_problem
-from dbo.platform.verify.task_point import GRADIENTS, PRODUCTS, Check, Point, evaluate, judge, measure_distance
+from dbo.platform.verify.task_point import GRADIENTS, PRODUCTS, Point, evaluate, judge, measure_distance
 from dbo.tasks.api import Batches
 
 SAME = 1e-10            # relative: sums may run in another order

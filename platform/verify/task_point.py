@@ -9,6 +9,7 @@ import numpy as np
 from dbo.algorithms.api import Array
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.preparation import prepare
+from dbo.platform.verify.check import Check
 from dbo.platform.verify.differences import make_directions
 from dbo.tasks.api import Problem, Shard
 
@@ -32,21 +33,6 @@ ADVICE = {
     "shipping": "keep no locks, files, generators or lambdas in the task or its problem; load such things when used",
     "metrics": 'return one number per model, and declare directions = {"name": "max" or "min"} in the class',
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check."""
-
-    name: str
-    passed: bool | None     # None: does not apply to this task
-    measured: str
-    advice: str = ""
-
-    def format(self) -> str:
-        """Return the line that a user reads."""
-        verdict = "–" if self.passed is None else "ok" if self.passed else "FAILED"
-        return f"{verdict:<7}{self.name:<15}{self.measured}" + (f": {self.advice}" if self.passed is False else "")
 
 
 @dataclass(frozen=True)

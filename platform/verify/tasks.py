@@ -16,6 +16,7 @@ from dbo.platform.config.plugins import locate_error
 from dbo.platform.engine.device import numeric_context
 from dbo.platform.errors import InputError
 from dbo.platform.verify import task_contracts as contracts
+from dbo.platform.verify.check import Check
 from dbo.platform.verify.differences import (
     STEPS,
     TOLERANCE,
@@ -26,7 +27,7 @@ from dbo.platform.verify.differences import (
 )
 from dbo.platform.verify.shipping import ShippingError
 from dbo.platform.verify.task_contracts import SAME
-from dbo.platform.verify.task_point import ADVICE, GRADIENTS, POINT, VALUES, Check, Point, judge, measure_distance
+from dbo.platform.verify.task_point import ADVICE, GRADIENTS, POINT, VALUES, Point, judge, measure_distance
 
 __all__ = ["LEGEND", "Check", "check_task", "read_experiment"]
 

@@ -1,20 +1,17 @@
-"""Second implementations of the methods with a server, from their pseudo-code: vectors of the server, rows of clients.
+"""References of the methods with a server: vectors of the server, rows of clients.
 
 A round is: the server's step, down to the clients of the round, their work, up again. Absent clients keep what they
 have. The last row of what a reference yields is the server's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from dbo.algorithms.compression.compressors import TopK
-from dbo.tasks.api import Shard
-
-Array = Any
-Rows = dict[str, Array]
+from dbo.algorithms.protocol import Shard
+from dbo.algorithms.references.common import Array, Rows, compress, soba_directions
 
 
 def present(s: Shard, cfg: Any, t: int) -> Array:
@@ -26,12 +23,8 @@ def present(s: Shard, cfg: Any, t: int) -> Array:
     return draw.choice(s.nodes, size=number, replace=False)
 
 
-def soba(s: Shard, x: Array, y: Array, v: Array) -> list[Array]:
-    return [s.f_x(x, y) - s.g_xy(x, y, v), s.g_y(x, y), s.g_yy(x, y, v) - s.f_y(x, y)]
-
-
 def clip(v: Array, radius: float) -> Array:
-    return v * min(1.0, radius / max(np.linalg.norm(v), 1e-300))
+    return v * min(1.0, radius / max(float(np.linalg.norm(v)), 1e-300))
 
 
 class Copies:
@@ -64,7 +57,7 @@ def simfbo(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         at = [np.tile(row, (s.nodes, 1)) for row in (x, y, v)]
         seen = []
         for _ in range(cfg.local_steps):
-            seen.append(soba(s, *at))
+            seen.append(soba_directions(s, *at))
             sizes = (cfg.local_x, cfg.local_y, cfg.local_v)
             at = [row - size * step for row, size, step in zip(at, sizes, seen[-1], strict=True)]
         d = [np.mean([step[k][who].mean(0) for step in seen], axis=0) for k in range(3)]
@@ -86,12 +79,12 @@ def fedbioacc(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         copies.receive(who, x=z[0], y=z[1], v=z[2])
         at, own = ([np.tile(row, (s.nodes, 1)) for row in rows] for rows in (z, e))
         for k in range(cfg.local_steps):
-            old = soba(s, *at)
+            old = soba_directions(s, *at)
             if t == k == 0:
                 own = old
             at = [row - size * step for row, size, step in zip(at, sizes, own, strict=True)]
             own = [new + (1 - cfg.theta) * (est - before)
-                   for new, est, before in zip(soba(s, *at), own, old, strict=True)]
+                   for new, est, before in zip(soba_directions(s, *at), own, old, strict=True)]
         change = [rows[who].mean(0) - row for rows, row in zip(at, z, strict=True)]
         e = [rows[who].mean(0) for rows in own]
         t += 1
@@ -167,31 +160,7 @@ def ef_soba(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
         z = [row - size * m.mean(0) for row, size, m in zip(z, sizes, memory, strict=True)]
         z[2] = clip(z[2], cfg.radius)
         copies.receive(who, x=z[0], y=z[1], v=z[2])
-        for m, d in zip(memory, soba(s, *(np.tile(row, (s.nodes, 1)) for row in z)), strict=True):
-            for i in who:
-                residual = d[i] - m[i]
-                kept = np.argsort(-np.abs(residual), kind="stable")[: max(1, int(cfg.compressor.ratio * len(residual)))]
-                m[i, kept] += residual[kept]
+        directions = soba_directions(s, *(np.tile(row, (s.nodes, 1)) for row in z))
+        for m, d, channel in zip(memory, directions, "xyv", strict=True):
+            m[who] += compress(s, cfg.compressor, d - m, t, 0, channel)[who]
         t += 1
-
-
-STAR_REFERENCES: dict[str, Callable[[Shard, Array, Any], Iterator[Rows]]] = {
-    "fednest": fednest, "simfbo": simfbo, "fedbioacc": fedbioacc, "aggitd": aggitd, "ef_soba": ef_soba,
-}
-# Four of six clients; v comes to the ball's edge.
-STAR_STEPS: dict[str, dict[str, Any]] = {
-    "fednest": {"inner_steps": 2, "local_steps": 3, "neumann_terms": 4, "lipschitz": 2.6, "eta_x": 0.05, "eta_y": 0.12,
-                "participation": 0.6},
-    "simfbo": {"local_steps": 3, "local_x": 0.04, "local_y": 0.09, "local_v": 0.07, "eta_x": 0.05, "eta_y": 0.12,
-               "eta_v": 0.17, "radius": 0.2, "participation": 0.6},
-    "fedbioacc": {"local_steps": 3, "eta_x": 0.04, "eta_y": 0.09, "eta_v": 0.11, "theta": 0.3, "radius": 0.2,
-                  "participation": 0.6},
-    "aggitd": {"inner_steps": 4, "eta_x": 0.05, "eta_y": 0.12, "eta_z": 0.31, "participation": 0.6},
-    "ef_soba": {"eta_x": 0.05, "eta_y": 0.12, "eta_v": 0.17, "radius": 0.2, "participation": 0.6,
-                "compressor": TopK(ratio=0.3)},
-}
-STAR_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"{name} all": (name, {"participation": 0.99}) for name in STAR_REFERENCES
-} | {"aggitd sampled": ("aggitd", {"series": "sampled"})}
-# Four clients of six are also four with 1 % more.
-STAR_IDLE = {key: {"participation"} for key in [*STAR_REFERENCES, *STAR_VARIANTS]}
