@@ -54,7 +54,8 @@ def build_cost_panels(runs: GroupedRuns, setting: ComparisonSetting) -> CostPane
                 tuple(measure(group) for _, measure in columns.values()))
         for group in groups
     ]
-    shown = [number for number in range(len(columns)) if any(row.values[number] is not None for row in rows)]
+    shown = [
+        number for number in range(len(columns)) if any((value := row.values[number]) and value.mean for row in rows)]
     if not shown:
         return None
     order = [*columns].index("oracle calls of a node")

@@ -318,11 +318,11 @@ def _draw_costs(runs: GroupedRuns) -> NamedFigures:
     panels = [(setting, panel) for setting, panel in built if panel is not None]
     for number, (setting, panel) in enumerate(panels):
         figure, axes = create_figure(
-            PAGE_WIDTH, 0.95 + 0.145 * len(panel.rows), 1, len(panel.titles), left=0.85, bottom=0.6, top=0.25,
+            PAGE_WIDTH, 1.0 + 0.145 * len(panel.rows), 1, len(panel.titles), left=0.85, bottom=0.65, top=0.25,
             gaps=(0.12, 0.3), sharey=False,
         )
         draw_cost_panels(axes[0], panel)
-        figure.text(0.5, 0.22 / figure.get_figheight(), f"costs of {setting.target}", ha="center")
+        figure.text(0.5, 0.28 / figure.get_figheight(), f"costs of {setting.target}, and ψ at the end", ha="center")
         yield "costs" if len(panels) == 1 else f"costs-{number + 1}", figure
 
 
