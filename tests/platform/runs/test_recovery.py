@@ -1,4 +1,4 @@
-"""Recovery on Ray after kills: of actors in thirty-six runs on graphs and six on stars, of ten drivers, of a machine."""
+"""Recovery on Ray after kills: of actors in 36 runs on graphs and six on stars, of ten drivers, of one machine."""
 
 import json
 import os
