@@ -60,7 +60,7 @@ def build_cost_panels(runs: GroupedRuns, setting: ComparisonSetting) -> CostPane
         return None
     order = [*columns].index("oracle calls of a node")
     rows.sort(key=lambda row: (
-        [*_NAMES].index(row.network), -row.reached, row.values[order].mean if row.values[order] else 0.0))
+        [*_NAMES].index(row.network), -row.reached, value.mean if (value := row.values[order]) else 0.0))
     return CostPanels(
         tuple([*columns][number] for number in shown), tuple([*columns.values()][number][0] for number in shown),
         tuple(CostRow(row.label, row.network, row.reached, row.seeds, tuple(row.values[number] for number in shown))

@@ -110,8 +110,9 @@ _TARGET = re.compile(r"(?P<metric>[A-Za-z_]\w*)(?P<sign><=|>=|=)(?P<level>.+)")
 
 def count_oracle_calls(record: Mapping[str, Any]) -> float | None:
     """Return the oracle calls of a node up to an evaluation, in partial gradients; None: a counter is missing."""
-    counts = [(weight, record.get(name)) for name, weight in ORACLE_WEIGHTS.items()]
-    return None if any(calls is None for _, calls in counts) else float(sum(weight * calls for weight, calls in counts))
+    if any(record.get(name) is None for name in ORACLE_WEIGHTS):
+        return None
+    return float(sum(weight * record[name] for name, weight in ORACLE_WEIGHTS.items()))
 
 
 def find_direction(metric: str) -> Direction:

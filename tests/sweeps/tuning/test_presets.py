@@ -54,7 +54,7 @@ def test_twelve_algorithms_have_a_preset_on_every_task() -> None:
     assert {(name, task) for name in OLDER for task in PLAN.tasks} <= set(ENTRIES)
 
 
-@pytest.mark.parametrize(("file", "budget"), [("field-digits", 8000), ("field-cleaning", 4800)])
+@pytest.mark.parametrize(("file", "budget"), [("field-digits", 8000), ("field-cleaning", 3200)])
 def test_the_field_is_compared_with_equal_budgets(file: str, budget: int, costs: dict[tuple[str, str], float]) -> None:
     """The rounds in the file of a comparison are those of so many oracle calls, for every algorithm."""
     data = yaml_io.read(command.ROOT / "docs" / "examples" / f"{file}.yaml")
