@@ -8,7 +8,7 @@ from dbo.dashboards.load import load_runs
 from dbo.platform.errors import InputError
 from dbo.platform.runs.schema import Target
 
-_FIRST_FIGURES = ("accuracy-mb", "accuracy-seconds", "sensitivity")      # all others: `dbo report --figures`
+_FIRST_FIGURES = ("costs", "accuracy-mb", "accuracy-seconds", "sensitivity")      # all others: `dbo report --figures`
 
 
 def export_report(
@@ -53,6 +53,6 @@ def write_beside_results(kind: Literal["run", "compare", "sweep"], folder: Path)
     if kind != "run":
         if (folder / "figures").is_symlink():
             raise InputError(f"{folder / 'figures'} is a symbolic link; remove it")
-        write_figures(collection, folder / "figures", ["accuracy", "sensitivity"], _FIRST_FIGURES)
+        write_figures(collection, folder / "figures", ["costs", "accuracy", "sensitivity"], _FIRST_FIGURES)
     write_page(collection, folder / "report.html")
     return folder / "report.html"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dbo.dashboards.charts import nodes
+from dbo.dashboards.charts.costs import build_cost_panels, draw_cost_panels
 from dbo.dashboards.charts.curves import (
     AXIS_TITLES,
     PSI_COLUMNS,
@@ -311,12 +312,26 @@ def _draw_replay(runs: GroupedRuns) -> NamedFigures:
         yield "replay" if len(panels) == 1 else f"replay-{number + 1}", figure
 
 
+def _draw_costs(runs: GroupedRuns) -> NamedFigures:
+    """Draw final ψ and the costs of the target, a line per algorithm, of each setting with many of them."""
+    built = [(setting, build_cost_panels(runs, setting)) for setting in runs.settings]
+    panels = [(setting, panel) for setting, panel in built if panel is not None]
+    for number, (setting, panel) in enumerate(panels):
+        figure, axes = create_figure(
+            PAGE_WIDTH, 1.0 + 0.145 * len(panel.rows), 1, len(panel.titles), left=0.85, bottom=0.65, top=0.25,
+            gaps=(0.12, 0.3), sharey=False,
+        )
+        draw_cost_panels(axes[0], panel)
+        figure.text(0.5, 0.28 / figure.get_figheight(), f"costs of {setting.target}, and ψ at the end", ha="center")
+        yield "costs" if len(panels) == 1 else f"costs-{number + 1}", figure
+
+
 def _to_array(values: Sequence[float | None]) -> Series:
     return np.array(values, dtype=np.float64)
 
 
 DRAWERS: dict[str, Callable[[GroupedRuns], NamedFigures]] = {
-    "psi": _draw_psi, "accuracy": _draw_accuracy, "loss": _draw_loss,
+    "psi": _draw_psi, "costs": _draw_costs, "accuracy": _draw_accuracy, "loss": _draw_loss,
     "sensitivity": _draw_sensitivity, "consensus": _draw_consensus,
     "channels": lambda runs: _draw_bars(nodes.stack_channels(runs), "channels", "MB broadcast"),
     "oracles": lambda runs: _draw_bars(nodes.stack_oracle_calls(runs), "oracles", "oracle calls per node"),

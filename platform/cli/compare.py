@@ -240,7 +240,9 @@ def show_node_bytes(runs: "pd.DataFrame") -> None:
 
 
 _VERDICTS = {
-    "psi": "lowest ψ", "mb_to_target": "fewest MB to the target", "seconds_to_target": "least time to the target",
+    "psi": "lowest ψ", "rounds_to_target": "fewest rounds to the target", "mb_to_target": "fewest MB to the target",
+    "calls_to_target": "fewest oracle calls to the target", "samples_to_target": "fewest samples to the target",
+    "seconds_to_target": "least time to the target",
     "node_accuracy_mean": "highest accuracy, mean over nodes", "solution_error": "nearest to x*",
 }
 

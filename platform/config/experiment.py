@@ -91,6 +91,9 @@ class Until(BaseModel):
     bytes: Annotated[int | float, Field(gt=0)] | None = Field(None, description="bytes over all links (bytes_links)")
     seconds: Annotated[int | float, Field(gt=0)] | None = Field(
         None, description="training time; where the run ends is then not reproducible")
+    oracle_calls: Annotated[int | float, Field(gt=0)] | None = Field(
+        None, description="oracle calls of a node: gradients, and two for a Hessian- or Jacobian-vector product")
+    samples: Annotated[int | float, Field(gt=0)] | None = Field(None, description="samples that a node has seen")
 
 
 class Experiment(BaseModel):
@@ -105,7 +108,8 @@ class Experiment(BaseModel):
     nodes: int = Field(10, ge=1, le=100_000, description="m, nodes in the network")
     rounds: int = Field(50, ge=1, description="outer rounds to run")
     until: Until | None = Field(
-        None, description="end at the first evaluation at which one holds: {target, rounds, bytes, seconds}")
+        None, description="end at the first evaluation at which one holds: {target, rounds, bytes, seconds, "
+                          "oracle_calls, samples}")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     eval_nodes: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         "all", description="nodes whose own models are evaluated: all, or a sample of n that stays the same")
@@ -289,7 +293,7 @@ class Experiment(BaseModel):
     def key_with(self, rounds: int, until: Mapping[str, Any] | None) -> str:
         """Return the run key of the same experiment with another end."""
         identity = {key: value for key, value in self._identity.items() if key != "until"}
-        return _hash({**identity, "rounds": rounds, **({"until": dict(until)} if until else {})})
+        return _hash({**identity, "rounds": rounds, **({"until": _drop_unset(until)} if until else {})})
 
     @cached_property
     def trajectory_key(self) -> str:
@@ -322,6 +326,8 @@ class Experiment(BaseModel):
             identity.pop("tune_fraction")
         if self.until is None:
             identity.pop("until")
+        else:
+            identity["until"] = _drop_unset(identity["until"])
         if self.batch_size is None:      # how batches are drawn does not matter without batches
             for key in ("batch_size", "batch_per", "batch_order"):
                 identity.pop(key)
@@ -330,6 +336,11 @@ class Experiment(BaseModel):
 
 def _hash(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _drop_unset(until: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out parts of a stop rule that older versions do not have, unless they are set: their run keys stay."""
+    return {key: value for key, value in until.items() if value is not None or key not in ("oracle_calls", "samples")}
 
 
 def _plain(value: Any) -> Any:

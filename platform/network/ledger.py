@@ -10,6 +10,7 @@ only; `Ledger.merge` combines blocks. Two counts are kept separate:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import fsum
 from typing import Any, Self
 
 import numpy as np
@@ -109,7 +110,8 @@ class Ledger:
         `weights` is how often a channel counts where that is not once; the paper leaves out half of C²DFB's.
         """
         weights = weights or {}
-        values = sum(weights.get(name, 1.0) * float(t[:, _NOMINAL].mean()) for name, t in self._tables.items())
+        # Rounded once: a restored ledger has its channels in another order, and must give the same bits.
+        values = fsum(weights.get(name, 1.0) * float(t[:, _NOMINAL].mean()) for name, t in self._tables.items())
         return values * 4 / _MEBIBYTE
 
     def export(self) -> dict[str, NDArray[Any]]:

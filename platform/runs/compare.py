@@ -31,7 +31,7 @@ from dbo.platform.runs.run_folder import (
     write_group,
 )
 from dbo.platform.runs.runner import run
-from dbo.platform.runs.schema import CLOSED_FORM_TARGET, CLOSED_FORMS, Group, Target
+from dbo.platform.runs.schema import CLOSED_FORM_TARGET, CLOSED_FORMS, Group, Target, count_oracle_calls
 from dbo.platform.runs.seed_tables import NODE_BYTES, build_pair_table, build_seed_table
 from dbo.platform.runs.targets import check_measured, choose_target
 
@@ -340,7 +340,7 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
     rows = []
     for result in results:
         records: list[Any] = result.history.to_dict("records")
-        cost = target.find_cost(records) or {}
+        cost = target.find_first(records) or {}
         final = records[-1] if records else {}
         rows.append({
             "algorithm": result.experiment.title,
@@ -353,6 +353,8 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
             "rounds_to_target": cost.get("round"),
             "mb_to_target": cost.get("comm_mb"),
             "seconds_to_target": cost.get("seconds"),
+            "calls_to_target": count_oracle_calls(cost),
+            "samples_to_target": cost.get("samples"),
             **{name_cost(one): _find_node_bytes(one, records, result.experiment.nodes)
                for one in (target, *target.further) if target.further},
             **{key: final.get(key) for key in (

@@ -100,10 +100,19 @@ COLUMNS = tuple(name for name in METRICS if name not in OPTIONAL)              #
 RENAMED = {"hypergradient_norm": "direction_norm"}                             # in files of older versions
 BLOCK_SECONDS = "block_seconds"         # computing time of each block: a list in a line of metrics.jsonl, no column
 CLOCKS = ("seconds", "timestamp", BLOCK_SECONDS)        # all else is the same in every repetition of a run
+# Oracle calls in partial gradients: a Hessian- or Jacobian-vector product by automatic differentiation costs about two.
+ORACLE_WEIGHTS = {"gradient_calls": 1, "hvp_calls": 2, "jvp_calls": 2}
 _COSTS_OF_TARGET = ("round", "bytes_links", "bytes_broadcast", "comm_mb", "paper_megabytes", "seconds")
 
 
 _TARGET = re.compile(r"(?P<metric>[A-Za-z_]\w*)(?P<sign><=|>=|=)(?P<level>.+)")
+
+
+def count_oracle_calls(record: Mapping[str, Any]) -> float | None:
+    """Return the oracle calls of a node up to an evaluation, in partial gradients; None: a counter is missing."""
+    if any(record.get(name) is None for name in ORACLE_WEIGHTS):
+        return None
+    return float(sum(weight * record[name] for name, weight in ORACLE_WEIGHTS.items()))
 
 
 def find_direction(metric: str) -> Direction:

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NODE_BYTES = "node_bytes_to_"        # columns of the bytes per node to each of several targets
-COSTS = {"rounds_to_target": "round", "mb_to_target": "comm_mb", "seconds_to_target": "seconds"}
+COSTS = {
+    "rounds_to_target": "round", "mb_to_target": "comm_mb", "seconds_to_target": "seconds",
+    "calls_to_target": "gradient_calls", "samples_to_target": "samples",
+}
 # In the order of importance: ψ is what a bilevel method minimises.
 MEASURES = (
     "psi", "psi_gradient_norm", *COSTS, "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "test_loss",

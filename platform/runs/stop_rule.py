@@ -1,19 +1,23 @@
-"""Decide when a run ends before its last round: `until: {target, rounds, bytes, seconds}` of an experiment.
+"""Decide when a run ends before its last round: `until: {target, rounds, bytes, …}` of an experiment.
 
 A run ends at the first evaluation at which one of them holds. All but `seconds` depend on the evaluation alone, so a
 resumed or repeated run ends at the same round.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
-from dbo.platform.runs.schema import Record, Target
+from dbo.platform.runs.schema import Record, Target, count_oracle_calls
 from dbo.platform.runs.targets import choose_target
 
-# key of `until`: (column that it limits, its name in the reason)
-_BUDGETS = {"rounds": ("round", "rounds"), "bytes": ("bytes_links", "bytes"), "seconds": ("seconds", "seconds")}
+# key of `until`: what it limits
+_BUDGETS: dict[str, Callable[[Record], float | None]] = {
+    "rounds": lambda record: record["round"], "bytes": lambda record: record["bytes_links"],
+    "seconds": lambda record: record["seconds"], "oracle_calls": count_oracle_calls,
+    "samples": lambda record: record["samples"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class StopRule:
         until = experiment.until
         if until is None:
             return cls()
-        limits = {"rounds": until.rounds, "bytes": until.bytes, "seconds": until.seconds}
+        limits = {key: getattr(until, key) for key in _BUDGETS}
         return cls(
             _parse_target(experiment, until.target) if until.target is not None else None,
             tuple((key, float(limit)) for key, limit in limits.items() if limit is not None),
@@ -40,9 +44,8 @@ class StopRule:
         if self.target is not None and self.target.find_first([record]) is not None:
             return f"target {self.target}"
         for key, limit in self.budgets:
-            column, name = _BUDGETS[key]
-            if record[column] >= limit:
-                return f"{name} {limit:g}"
+            if (_BUDGETS[key](record) or 0) >= limit:
+                return f"{key} {limit:g}"
         return None
 
     def find_first(self, records: Iterable[Record]) -> tuple[int, str] | None:

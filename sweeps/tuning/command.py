@@ -31,7 +31,7 @@ from dbo.platform.config.terminal import escape_control
 from dbo.platform.errors import InputError
 from dbo.platform.runs.atomic_io import write_atomically
 from dbo.sweeps.tuning.plan import StepSizes, StepSizeSearch, TuningPlan, list_searches, read_plan
-from dbo.sweeps.tuning.search import Candidate, SearchResult, build_entry, run_search
+from dbo.sweeps.tuning.search import Candidate, NoStableTrial, SearchResult, build_entry, run_search
 from dbo.sweeps.tuning.trials import TrialNotLogged, TrialRunner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,14 +74,18 @@ def main(
                 bar = progress.add_task(f"{search.algorithm} {search.task}", total=search.trials + 1)
                 runner.on_trial = lambda bar=bar, name=f"{search.algorithm} {search.task}": progress.update(    # type: ignore[misc]
                     bar, description=f"{name}, {runner.ran} trials run")
-                for result in run_search(search, runner):
-                    progress.advance(bar)
-                    if result is not None:
-                        progress.remove_task(bar)
-                        line = escape_control(format_result(result))
-                        console.print(line, highlight=False, markup=False, soft_wrap=True)
-                        if write:
-                            write_preset(result)
+                line = ""
+                try:
+                    for result in run_search(search, runner):
+                        progress.advance(bar)
+                        if result is not None:
+                            line = format_result(result)
+                            if write:
+                                write_preset(result)
+                except NoStableTrial as error:
+                    line = f"{error}; no preset"
+                progress.remove_task(bar)
+                console.print(escape_control(line), highlight=False, markup=False, soft_wrap=True)
                 progress.advance(whole)
     except KeyboardInterrupt:
         stopped = escape_control(f"stopped after {runner.ran} trials; the same command continues from {log}")
@@ -98,13 +102,13 @@ def _split_names(text: str) -> list[str]:
 
 
 def replay_log(plan: TuningPlan, log: Path) -> list[SearchResult]:
-    """Return the results of the searches that the log holds completely; no trial runs."""
+    """Return the results of the searches that the log holds completely, with a result; no trial runs."""
     runner = TrialRunner(log, replay_only=True)
     results = []
     for search in list_searches(plan, tasks=list(plan.tasks)):
         try:
             results += [result for result in run_search(search, runner) if result is not None]
-        except TrialNotLogged:
+        except (TrialNotLogged, NoStableTrial):
             continue
     return results
 

@@ -125,11 +125,15 @@ class StepSizeSearch:
         return {name: float(f"{value * factors[name]:.3g}") for name, value in values.items()}
 
     def topology(self, graph: int = 0) -> dict[str, Any]:
-        """Return the topology of trials (0), or one of those on which the choice must be stable too (1, 2, …)."""
-        if registry.algorithms()[self.algorithm].network == "star":
+        """Return the topology of trials (0), or one of those on which the choice must be stable too (1, 2, …).
+
+        A method without a graph of its own has one topology: its trials on all of them are the same trial.
+        """
+        network = registry.algorithms()[self.algorithm].network
+        if network == "star":
             return {"name": "star"}
         own: dict[str, Any] = {**self.plan.experiment, **self.task_plan.experiment}["topology"]
-        return (own, *self.plan.elsewhere)[graph]
+        return own if network == "single" else (own, *self.plan.elsewhere)[graph]
 
     @property
     def known_values(self) -> list[StepSizes]:

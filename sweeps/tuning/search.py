@@ -20,6 +20,10 @@ _MAX_POINTS = 1024          # of a stage, invalid ones included
 Tried = tuple[StepSizes, TrialResult]
 
 
+class NoStableTrial(InputError):
+    """A search has found nothing that holds: the algorithm keeps its defaults on this task."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Step sizes and their results on the two seeds."""
@@ -83,7 +87,7 @@ def run_search(search: StepSizeSearch, trials: TrialRunner) -> Iterator[SearchRe
             search, trials, defaults, defaults.values):
         best = defaults         # without a margin: a preset must not be worse than the defaults
     if best is None:
-        raise InputError(f"{search.algorithm} on {search.task}: no trial is stable; widen its ranges")
+        raise NoStableTrial(f"{search.algorithm} on {search.task}: no trial is stable; widen its ranges")
     yield SearchResult(search, best, defaults, (published or [defaults])[0] if search.published else None)
 
 

@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from dbo.dashboards import outputs, report
+from dbo.dashboards.charts.costs import build_cost_panels
 from dbo.dashboards.figures import main as draw_overview
+from dbo.dashboards.groups import group_runs
 from dbo.dashboards.load import load_runs
 from dbo.platform.cli import main
+from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
+from dbo.platform.runs.runner import run
+from dbo.platform.runs.schema import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 Copy = Callable[[str], Path]
@@ -162,6 +167,36 @@ def test_comparison_has_all_figures(recorded: Path, tmp_path: Path) -> None:
     for name in ("loss-rounds", "consensus-x", "consensus-y", "channels", "oracles", "nodes", "topology"):
         assert name in lines[1]
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+def test_a_field_of_algorithms_is_one_figure(tmp_path: Path) -> None:
+    """A row per algorithm, the cheapest in oracle calls first, networks apart; whoever misses the target comes last."""
+    quadratic = {"nodes": 4, "rounds": 30, "engine": {"name": "local"}, "dtype": "float64",
+                 "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}}
+    steps = {
+        "soba": {"eta_x": 0.2, "eta_y": 0.5, "eta_v": 0.5},
+        "simfbo": {"eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.4},
+        "sparkle": {"eta_x": 1e-9, "eta_y": 0.5, "eta_v": 0.5},
+        "dsgda_gt": {"eta_x": 0.1, "eta_y": 0.12, "eta_z": 0.12},
+        "f2ba": {"inner_steps": 10, "eta_in": 0.8, "eta_out": 0.3},
+        "d_soba": {"eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.4},
+    }
+    for name, values in steps.items():
+        run(Experiment(**quadratic, algorithm={"name": name, **values}), tmp_path / "runs" / name)
+    target = "solution_error=0.6"
+    grouped = group_runs(load_runs([tmp_path / "runs"], Target.parse(target)))
+    panels = build_cost_panels(grouped, grouped.settings[0])
+    assert panels is not None
+    assert panels.titles == ("final ψ", "rounds", "MB", "oracle calls of a node")       # no samples: full gradients
+    networks = [row.network for row in panels.rows]
+    assert networks == ["gossip"] * 3 + ["star"] + ["single"] * 2
+    calls = {row.label: value.mean if (value := row.values[3]) else None for row in panels.rows}
+    assert panels.rows[2].label == "sparkle"
+    assert calls["sparkle"] is None
+    assert calls["d_soba"] == 7 * next(row.values[1].mean for row in panels.rows if row.label == "d_soba")
+    lines = list(outputs.export_report([tmp_path / "runs"], tmp_path / "r.html", tmp_path / "f", "costs", target))
+    assert lines == [f"figures: {tmp_path / 'f'} (costs)"]
+    assert (tmp_path / "f" / "costs.png").stat().st_size > 5000
 
 
 def test_module_draws_an_overview(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,13 @@
 """Compare methods with public code: what that code computes, transcribed in plain NumPy, on a heterogeneous quadratic.
 
 The transcriptions follow the order of the lines and the signs of the public code, not ours: benchopt/benchmark_bilevel
-for SOBA, stocBiO and F²SA, TrueNobility303/F2BA for F2BA, liboyue/beer for the inner loop of C²DFB. Full batches,
-float64. The largest differences are in docs/algorithms.md.
+for SOBA, stocBiO and F²SA, TrueNobility303/F2BA for F2BA, liboyue/beer and mlolab/MoTEF for the inner loop of C²DFB.
+Full batches, MoTEF with mini-batches; float64. The largest differences are in docs/algorithms.md.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 
 from dbo.algorithms.compression.compressors import TopK
+from dbo.algorithms.rng import Key
 from dbo.platform.config.schedules import InverseSqrt, Schedules
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import pool_shard
+from dbo.platform.engine.shard_wrappers import CountingShard, pool_shard
+from dbo.tasks.sampling import Batches
 
 Array = Any
 ROUNDS = 40
+BATCHES = Batches(lower=4, upper=4)
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
 
 
@@ -101,6 +104,26 @@ def beer(
         yield x
 
 
+def motef(
+    gradients: Iterator[Callable[[Array], Array]], start: Array, w: Array, eta: float, gamma: float,
+    q: Callable[[Array], Array], momentum: float, estimate: Array | None = None,
+) -> Iterator[Array]:
+    """mlolab/MoTEF: BEER whose tracker follows M, a moving average of sampled gradients; with momentum 1 it is BEER.
+
+    `synthetic/solvers.py` starts M at the gradient that V starts at; `MoTEF.py` starts it at 0 (`estimate`).
+    """
+    x, v = start, next(gradients)(start)
+    m = v if estimate is None else estimate
+    h = g = 0 * x
+    for gradient in gradients:
+        x = x + gamma * (w @ h - h) - eta * v
+        h = h + q(x - h)
+        m_old, m = m, (1 - momentum) * m + momentum * gradient(x)
+        v = v + gamma * (w @ g - g) + (m - m_old)
+        g = g + q(v - g)
+        yield x
+
+
 def advance(engine: LocalEngine, name: str = "x") -> Iterator[Array]:
     """The rows at the start, and after each round."""
     for round_ in count(1):
@@ -154,21 +177,44 @@ def compare_beer(lab: Any, problem: Any, pooled: Any) -> float:
     k, top = 3, TopK(ratio=0.4)
     config = lab.config("c2dfb", inner_steps=k, eta_in=0.2, gamma_in=0.3, eta_out=1e-300, compressor=top, reset_every=0)
     shard, w = problem.shard(range(6)), lab.network().weights.toarray()
-
-    def keep_largest(rows: Array) -> Array:
-        kept = np.zeros_like(rows)
-        for row, out in zip(rows, kept, strict=True):
-            at = np.argsort(-np.abs(row), kind="stable")[: int(0.4 * rows.shape[1])]
-            out[at] = row[at]
-        return kept
-
     theirs = beer(lambda z: shard.g_y(shard.x0, z), shard.y0, w, 0.2, 0.3, keep_largest)
     ours = islice(advance(lab.engine("c2dfb", config, problem), "z"), 1, None)
     return largest_difference(ours, islice(theirs, k - 1, None, k))
 
 
+def keep_largest(rows: Array) -> Array:
+    """Top-40 % of every row."""
+    kept = np.zeros_like(rows)
+    for row, out in zip(rows, kept, strict=True):
+        at = np.argsort(-np.abs(row), kind="stable")[: int(0.4 * rows.shape[1])]
+        out[at] = row[at]
+    return kept
+
+
+def run_motef(lab: Any, sampled: Any, momentum: float = 1.0, from_zero: bool = False) -> tuple[Iterator[Array], Any]:
+    """Return MoTEF's iterates on the samples of C²DFB's batches, every third one, and the shard."""
+    shard = CountingShard(sampled.shard(range(6)), BATCHES)
+    keys = (Key(shard.seed, shard.ids, round_, step) for round_ in count() for step in range(3))
+    batches = chain([shard.sample(Key(shard.seed, shard.ids, 0))], map(shard.sample, keys))
+    gradients = ((lambda z, batch=batch: batch.g_y(shard.x0, z)) for batch in batches)
+    first = 0 * shard.y0 if from_zero else None
+    w = lab.network().weights.toarray()
+    theirs = motef(gradients, shard.y0, w, 0.2, 0.3, keep_largest, momentum, first)
+    return islice(theirs, 2, None, 3), shard
+
+
+def compare_motef(lab: Any, problem: Any, pooled: Any, momentum: float = 1.0, from_zero: bool = False) -> float:
+    """x does not move, `tracker: cached`: every inner step of the z loop has a batch of its own, as in MoTEF."""
+    sampled = lab.quadratic(start=0.5, noise=0.3)
+    config = lab.config("c2dfb", inner_steps=3, eta_in=0.2, gamma_in=0.3, eta_out=1e-300, compressor=TopK(ratio=0.4),
+                        reset_every=0, tracker="cached")
+    ours = islice(advance(lab.engine("c2dfb", config, sampled, batches=BATCHES), "z"), 1, None)
+    return largest_difference(ours, run_motef(lab, sampled, momentum, from_zero)[0])
+
+
 COMPARED: dict[str, Callable[[Any, Any, Any], float]] = {
     "soba": compare_soba, "stocbio": compare_stocbio, "f2sa": compare_f2sa, "f2ba": compare_f2ba, "c2dfb": compare_beer,
+    "c2dfb, mini-batches": compare_motef,
 }
 
 
@@ -181,6 +227,39 @@ def test_iterates_are_those_of_the_public_code(lab: Any, problem: Any, pooled: A
 def test_the_gradient_at_the_wrong_point_differs(lab: Any, problem: Any, pooled: Any) -> None:
     """F2BA's script takes the ∇g of the y step at ŷ: with more than one inner step its iterates are not ours."""
     assert compare_f2ba(lab, problem, pooled, inner=3) > 1e-3
+
+
+@pytest.mark.parametrize(("momentum", "from_zero"), [(0.9, False), (1.0, True)])
+def test_momentum_or_another_start_differs(
+    lab: Any, problem: Any, pooled: Any, momentum: float, from_zero: bool
+) -> None:
+    """Control: C²DFB has no momentum, and its tracker starts at the gradient that it adds differences to."""
+    assert compare_motef(lab, problem, pooled, momentum, from_zero) > 1e-2
+
+
+def test_momentum_lowers_the_consensus_error(lab: Any) -> None:
+    """What C²DFB would gain from it: smaller changes are compressed. The noise of mean(z) stays what it is."""
+    consensus, noise = {}, {}
+    for momentum in (1.0, 0.1):
+        late = np.array(list(islice(run_motef(lab, lab.quadratic(start=0.5, noise=0.3), momentum)[0], 150, 350)))
+        mean = late.mean(1, keepdims=True)
+        consensus[momentum] = np.square(late - mean).mean()
+        noise[momentum] = np.square(mean - mean.mean(0)).mean()
+    assert consensus[0.1] < 0.2 * consensus[1.0]
+    assert noise[0.1] > 0.6 * noise[1.0]
+
+
+def test_a_tracker_beside_its_estimate_stays_wrong(lab: Any) -> None:
+    """MoTEF.py starts V at ∇ and M at 0: mean(V) − mean(M) stays the mean ∇ of the start, so x ends elsewhere."""
+    sampled = lab.quadratic(start=0.5, noise=0.3)
+    ends = {}
+    for from_zero in (False, True):
+        theirs, shard = run_motef(lab, sampled, 1.0, from_zero)
+        late = np.array([z.mean(0) for z in islice(theirs, 100, 300)])
+        ends[from_zero] = np.linalg.norm(CountingShard(sampled.shard(range(6))).g_y(
+            shard.x0, np.tile(late.mean(0), (6, 1))).mean(0))
+    start = np.linalg.norm(shard.g_y(shard.x0, shard.y0).mean(0))
+    assert ends[False] < 0.05 * start < 0.5 * start < ends[True]
 
 
 @pytest.mark.parametrize("name", ["soba", "stocbio", "f2sa"])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dbo.algorithms.registry import algorithms
+from dbo.platform.config.presets import find_preset
 
 Command = Callable[..., Any]
 
@@ -47,9 +48,11 @@ def test_a_name_is_listed_with_values_and_their_source(dbo: Command) -> None:
     shown = {words[0]: words[1:3] for line in dbo("list", "c2dfb", "algorithm.lam=77").out.splitlines()
              if (words := line.split())}
     assert shown["lam"] == ["77", "you"]
-    assert shown["eta_in"] == ["0.2", "preset"]
+    tuned, quadratic = (find_preset("c2dfb", *place)["eta_in"] for place in (
+        ("coefficient_tuning", "digits"), ("quadratic", None)))
+    assert shown["eta_in"] == [f"{tuned:g}", "preset"]
     assert shown["inner_steps"] == ["15", "default"]
-    assert "eta_in 0.13 preset" in " ".join(dbo("list", "c2dfb", "task=quadratic").out.split())
+    assert f"eta_in {quadratic:g} preset" in " ".join(dbo("list", "c2dfb", "task=quadratic").out.split())
     assert "qsgd(levels=127) you" in " ".join(dbo("list", "c2dfb", "algorithm.compressor=qsgd").out.split())
     assert "required" in dbo("list", "csv").out
 

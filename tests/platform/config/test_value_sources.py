@@ -1,7 +1,10 @@
 """Every value of an experiment has an source: you, a preset, or a default."""
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.presets import find_preset
 from dbo.platform.config.value_sources import explain_divergence, trace_values
+
+PRESET = find_preset("c2dfb", "coefficient_tuning", "digits")
 
 
 def test_values_are_traced() -> None:
@@ -14,7 +17,7 @@ def test_values_are_traced() -> None:
         "algorithm.compressor.name",
     }
     assert sources["algorithm.eta_in"] == "preset"
-    assert found["algorithm.eta_in"].value == 0.2
+    assert found["algorithm.eta_in"].value == PRESET["eta_in"]
     assert sources["algorithm.inner_steps"] == sources["nodes"] == "default"
 
 
@@ -31,8 +34,9 @@ def test_a_divergence_names_user_set_values_first() -> None:
     text = explain_divergence(Experiment(
         name="mine", seed=3, rounds=7, topology="star", algorithm={"name": "c2dfb", "eta_in": 9.0}))
     assert text == (
-        "you set eta_in = 9 (the preset has 0.2), topology.name = star; preset values tuned for the default settings: "
-        "eta_out = 0.488, gamma_in = 0.552, gamma_out = 0.136; try smaller steps"
+        f"you set eta_in = 9 (the preset has {PRESET['eta_in']:g}), topology.name = star; preset values tuned for the "
+        f"default settings: eta_out = {PRESET['eta_out']:g}, gamma_in = {PRESET['gamma_in']:g}, "
+        f"gamma_out = {PRESET['gamma_out']:g}; try smaller steps"
     )
 
 

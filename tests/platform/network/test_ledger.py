@@ -201,6 +201,19 @@ def test_wrong_parts_are_refused() -> None:
         Ledger([0, 1], [1])
 
 
+def test_the_order_of_channels_changes_no_bit() -> None:
+    """A restored ledger has its channels in the order of a file; a sum of floats depends on the order."""
+    exported = ledger_of([1, 2], rounds=2).export()
+    table = next(table for name, table in exported.items() if name.startswith("channel."))
+    plain = {name: value for name, value in exported.items() if not name.startswith("channel.")}
+    counted = []
+    for names in ("abc", "cba"):
+        ledger = Ledger([1, 2], STAR.degree[[1, 2]])
+        ledger.restore(plain | {f"channel.{name}": table for name in names})
+        counted.append(ledger.paper_megabytes({"a": 0.1, "b": 1e9, "c": -1e9}))
+    assert counted[0] == counted[1]
+
+
 def test_a_new_ledger_is_empty() -> None:
     """Before the first packet every total is zero."""
     ledger = Ledger(range(3), [2, 2, 2])

@@ -1,4 +1,4 @@
-"""Recovery on Ray after random kills: of actors in thirty-six runs, of drivers in ten, of a whole machine in one."""
+"""Recovery on Ray after kills: of actors in 36 runs on graphs and six on stars, of ten drivers, of one machine."""
 
 import json
 import os
@@ -79,6 +79,38 @@ def test_killed_actors_do_not_change_results(
         recoveries += len(hit.summary["recoveries"])
         assert same(undisturbed.folder, hit.folder), f"seed {seed}"
     assert recoveries >= len(SEEDS)
+
+
+@pytest.mark.parametrize(("algorithm", "victims"), [
+    ("fedbioacc", "server"), ("fedbioacc", "clients"),
+    *(pytest.param("fedbioacc", both, marks=pytest.mark.slow) for both in ("both",)),
+    *(pytest.param("fednest", which, marks=pytest.mark.slow) for which in ("server", "clients", "both")),
+])
+def test_killed_server_or_clients_do_not_change_results(
+    ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, victims: str
+) -> None:
+    """Half of the clients take part in a round, with two local steps: the server's memory and the draws come back."""
+    # Not in round 1: a later one proves that the state of the last checkpoint is restored.
+    steps = {"name": algorithm, "local_steps": 2, "participation": 0.5, "eta_x": 0.05, "eta_y": 0.2}
+    settings = {**SETTINGS, "engine": {"name": "ray", "nodes_per_actor": 6}}
+    experiment = Experiment(**settings, algorithm=steps)
+    undisturbed = run(experiment, tmp_path / "undisturbed")
+    advance, killed = RayEngine.advance, []
+
+    def kill_in_round_seven(engine: RayEngine, round_: int, last: int | None = None) -> None:
+        if round_ == 7 and not killed:
+            assert engine.blocks == [list(range(6)), [6]], "the server has an actor of its own"
+            clients, server = engine.pids()
+            killed.extend({"clients": [clients], "server": [server], "both": [clients, server]}[victims])
+            for pid in killed:
+                threading.Timer(0.002, os.kill, [pid, signal.SIGKILL]).start()
+        advance(engine, round_, last)
+
+    monkeypatch.setattr(RayEngine, "advance", kill_in_round_seven)
+    hit = run(experiment, tmp_path / "hit")
+    assert killed
+    assert hit.summary["recoveries"]
+    assert same(undisturbed.folder, hit.folder)
 
 
 def alive(ray: Any) -> set[str]:

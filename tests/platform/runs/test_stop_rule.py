@@ -36,6 +36,26 @@ def test_a_run_ends_when_its_budget_is_spent(tiny: Tiny, tmp_path: Path, rule: d
     assert history[column].iloc[-1] >= limit > history[column].iloc[-2]
 
 
+def test_oracle_calls_and_samples_end_a_run(tiny: Tiny, tmp_path: Path) -> None:
+    """A product counts as two gradients; samples count what the calls have seen."""
+    mdbo = {"name": "mdbo", "eta": 0.3, "beta_x": 0.7, "beta_y": 0.7, "alpha_x": 1.0, "alpha_y": 1.0, "lipschitz": 1.2}
+    sampled = {"task": {"name": "quadratic", "dim_x": 3, "dim_y": 5, "noise": 0.3}, "batch_size": 4, "algorithm": mdbo}
+    history = run(tiny(**QUICK, **sampled), tmp_path / "whole").history
+    calls = history["gradient_calls"] + 2 * history["hvp_calls"] + 2 * history["jvp_calls"]
+    for key, column in (("oracle_calls", calls), ("samples", history["samples"])):
+        limit = int(column.iloc[4]) + 1
+        ended = run(tiny(**QUICK, **sampled, until={key: limit}), tmp_path / key)
+        assert ended.history["round"].iloc[-1] == 5
+        assert ended.summary["ended_by"] == f"until {key} {limit:g}"
+
+
+def test_the_run_key_of_an_older_rule_is_what_it_was(tiny: Tiny) -> None:
+    """Keys of `until` that did not exist are no part of it, so runs with a rule can still be resumed."""
+    identity = tiny(until={"rounds": 5})._identity["until"]
+    assert identity == {"target": None, "rounds": 5, "bytes": None, "seconds": None}
+    assert tiny(until={"samples": 5}).run_key != tiny(until={"samples": 6}).run_key
+
+
 def test_seconds_end_a_run(tiny: Tiny, tmp_path: Path) -> None:
     result = run(tiny(**QUICK, until={"seconds": 1e-9}), tmp_path / "run")
     assert result.history["round"].iloc[-1] == 1

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
 from dbo.sweeps.tuning import command
 from dbo.sweeps.tuning.plan import StepSizeSearch, TuningPlan, list_searches, read_plan
-from dbo.sweeps.tuning.search import SearchResult, run_search
+from dbo.sweeps.tuning.search import NoStableTrial, SearchResult, run_search
 from dbo.sweeps.tuning.trials import TrialResult, TrialRunner, hash_setting, integrate_curve, make_experiment
 
 PLAN = read_plan()
@@ -296,6 +297,29 @@ def test_existing_presets_do_not_influence_trials() -> None:
 
 
 # ---- output
+
+
+def test_a_search_that_finds_nothing_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is reported, has no preset, and the next algorithm is searched; the tables leave it out."""
+    plan = small_plan()
+    (hopeless,) = list_searches(plan, ["f2ba"])
+    with pytest.raises(NoStableTrial, match="f2ba on quadratic: no trial is stable"):
+        find(hopeless, FakeRunner(-1.0))
+
+    def search(which: StepSizeSearch, runner: TrialRunner) -> Iterator[SearchResult | None]:
+        return run_search(which, FakeRunner(-1.0) if which.algorithm == "f2ba" else runner)
+
+    written: list[str] = []
+    monkeypatch.setattr(command, "read_plan", lambda: plan)
+    monkeypatch.setattr(command, "run_search", search)
+    monkeypatch.setattr(command, "write_preset", lambda result: written.append(result.search.algorithm))
+    monkeypatch.setattr(command, "write_page", lambda results, page: written.extend(
+        f"page {result.search.algorithm}" for result in results))
+    command.main(algorithms="f2ba,soba", tasks="quadratic", log=tmp_path / "log.jsonl", write=True)
+    assert written == ["soba", "page soba"]
+    assert "no trial is stable; widen its ranges; no preset" in " ".join(capsys.readouterr().out.split())
 
 
 def test_preset_is_added_to_its_file(tmp_path: Path) -> None:
