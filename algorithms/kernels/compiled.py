@@ -21,7 +21,10 @@ pointer_to: Any = types.CPointer
 llvm: Any = cgutils
 ir = llvm.ir              # LLVM's types of the version that numba uses
 
-_TILE = 512       # entries whose sums in float64 stay in the L1 cache, beside those of the rows that are added
+_TILE = 512       # entries of a few unpacked rows that stay in the L1 cache, a multiple of 64
+_BLOCK = 32       # entries whose sums stay in registers
+_AHEAD = 4096     # bytes: how far the memory of rows is requested while others are unpacked
+_REGISTER = 64    # bytes of a register of AVX-512
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -59,161 +62,223 @@ def _at(typing: Any, address: Any, like: Any) -> Any:
     return kind(address, like), generate
 
 
-@compiled
-def _add1(total: Array, u: float, a: Array) -> None:
-    for i in range(total.size):
-        total[i] += u * a[i]
-
-
-@compiled
-def _add2(total: Array, u: float, a: Array, v: float, b: Array) -> None:
-    for i in range(total.size):
-        total[i] += u * a[i] + v * b[i]
-
-
-@compiled
-def _add4(total: Array, u: float, a: Array, v: float, b: Array, w: float, c: Array, x: float, d: Array) -> None:
-    for i in range(total.size):
-        total[i] += (u * a[i] + v * b[i]) + (w * c[i] + x * d[i])
-
-
-@compiled
-def _add_dense(total: Array, like: Array, weights: Array, rows: Array, first: int, last: int, offset: int) -> None:
-    """Add the dense rows first … last − 1, several at a time: memory delivers several streams faster than one."""
-    k, n = first, total.size
-    while k + 4 <= last:
-        _add4(
-            total, weights[k], carray(_at(rows[k] + offset, like), n),
-            weights[k + 1], carray(_at(rows[k + 1] + offset, like), n),
-            weights[k + 2], carray(_at(rows[k + 2] + offset, like), n),
-            weights[k + 3], carray(_at(rows[k + 3] + offset, like), n),
-        )
-        k += 4
-    if k + 2 <= last:
-        _add2(
-            total, weights[k], carray(_at(rows[k] + offset, like), n),
-            weights[k + 1], carray(_at(rows[k + 1] + offset, like), n),
-        )
-        k += 2
-    if k < last:
-        _add1(total, weights[k], carray(_at(rows[k] + offset, like), n))
-
-
-@compiled
-def _add_packed(total: Array, weight: float, words: Array, entries: Array, at: Any) -> Any:
-    """Add the entries marked in the words, the first of which is entries[at]; return the next position."""
-    for i in range(words.size):
-        word = words[i]
-        base = np.uint64(64 * i)
-        while word != 0:
-            j = base + trailing_zeros(word)
-            total[j] += weight * entries[at]
-            at += np.uint64(1)
-            word &= word - np.uint64(1)
-    return at
-
-
-@intrinsic
-def _add_marked(typing: Any, total: Any, i: Any, weight: Any, entries: Any, at: Any, marks: Any) -> Any:
-    """Add to total[i : i + 8] the next entries where the lowest eight marks are set; reads eight entries.
-
-    With AVX-512 the entries are expanded in a register: an expanding load is slow microcode on AMD's processors.
-    Without AVX-512 this compiles, but is not meant to run.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sums, i, weight, packed, at, marks = arguments
-        number = context.get_value_type(entries.dtype)
-        lanes, doubles = ir.VectorType(number, 8), ir.VectorType(ir.DoubleType(), 8)
-
-        def address(kind: Any, array: Any, at: Any) -> Any:
-            return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
-
-        mask = builder.bitcast(builder.trunc(marks, ir.IntType(8)), ir.VectorType(ir.IntType(1), 8))
-        source, zeros = address(entries, packed, at), ir.Constant(lanes, None)
-        if can_expand():
-            name, given = "x86.avx512.mask.expand", builder.load(
-                builder.bitcast(source, lanes.as_pointer()), align=entries.dtype.bitwidth // 8)
-            arguments = [given, zeros, mask]
-        else:
-            name, arguments = "masked.expandload", [source, mask, zeros]
-        kind = ir.FunctionType(lanes, [argument.type for argument in arguments])
-        function = llvm.get_or_insert_function(builder.module, kind, f"llvm.{name}.v8f{entries.dtype.bitwidth}")
-        values = builder.call(function, arguments)
-        if number != ir.DoubleType():
-            values = builder.fpext(values, doubles)
-        undefined, first = ir.Constant(doubles, ir.Undefined), ir.Constant(ir.IntType(32), 0)
-        factors = builder.shuffle_vector(
-            builder.insert_element(undefined, weight, first), undefined,
-            ir.Constant(ir.VectorType(ir.IntType(32), 8), None),
-        )
-        target = builder.bitcast(address(total, sums, i), doubles.as_pointer())
-        before = builder.load(target, align=8)
-        builder.store(builder.fadd(before, builder.fmul(factors, values)), target, align=8)
-        return context.get_dummy_value()
-
-    return types.void(total, types.uint64, types.float64, entries, types.uint64, types.uint64), generate
-
-
 @intrinsic
 def count_marks(typing: Any, word: Any) -> Any:
     """Count the bits that are set."""
     return types.uint64(types.uint64), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
 
 
+# ---- packed rows -----------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _expand(typing: Any, out: Any, i: Any, entries: Any, at: Any, marks: Any) -> Any:
+    """Write to out[i:] a register of entries: the next ones where the lowest marks are set, 0 elsewhere.
+
+    Reads a whole register from entries[at] on. With AVX-512 the entries are expanded in a register: an expanding load
+    is slow microcode on AMD's processors. Without AVX-512 this compiles, but is not meant to run.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, i, packed, at, marks = arguments
+        itemsize = entries.dtype.bitwidth // 8
+        lanes = ir.VectorType(context.get_value_type(entries.dtype), _REGISTER // itemsize)
+
+        def address(kind: Any, array: Any, at: Any) -> Any:
+            return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+
+        bits = builder.trunc(marks, ir.IntType(lanes.count))
+        mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), lanes.count))
+        source, zeros = address(entries, packed, at), ir.Constant(lanes, None)
+        if can_expand():
+            given = builder.load(builder.bitcast(source, lanes.as_pointer()), align=itemsize)
+            # Without this LLVM merges the two instructions into an expanding load.
+            given = builder.asm(ir.FunctionType(lanes, [lanes]), "", "=v,0", [given], side_effect=False)
+            name, arguments = "x86.avx512.mask.expand", [given, zeros, mask]
+        else:
+            name, arguments = "masked.expandload", [source, mask, zeros]
+        kind = ir.FunctionType(lanes, [argument.type for argument in arguments])
+        full_name = f"llvm.{name}.v{lanes.count}f{entries.dtype.bitwidth}"
+        values = builder.call(llvm.get_or_insert_function(builder.module, kind, full_name), arguments)
+        builder.store(values, builder.bitcast(address(out, target, i), lanes.as_pointer()), align=itemsize)
+        return context.get_dummy_value()
+
+    return types.void(out, types.uint64, entries, types.uint64, types.uint64), generate
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    """Ask for the cache line of an address, in the L2 cache; none is wrong."""
+    place, option = builder.inttoptr(address, ir.IntType(8).as_pointer()), ir.IntType(32)
+    options = [ir.Constant(option, value) for value in (0, 2, 1)]      # to read, into L2, data
+    kind = ir.FunctionType(ir.VoidType(), [place.type, option, option, option])
+    builder.call(llvm.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [place, *options])
+
+
+@intrinsic
+def _count_lanes(typing: Any, like: Any) -> Any:
+    """Return how many entries a register of AVX-512 holds, as a constant of the compiler."""
+    lanes = ir.Constant(ir.IntType(64), 8 * _REGISTER // like.dtype.bitwidth)
+    return types.uint64(like), lambda context, builder, signature, arguments: lanes
+
+
 @compiled
-def _expand_packed(total: Array, weight: float, words: Array, entries: Array, at: Any) -> Any:
-    """`_add_packed`, eight entries at a time; `total` has an entry for every bit of the words."""
+def _unpack(out: Array, words: Array, entries: Array, at: Any) -> Any:
+    """Write the marked entries, the first of which is entries[at], and zeros between; return the next position."""
+    out[: 64 * words.size] = 0
     for i in range(words.size):
         word = words[i]
-        if at + np.uint64(72) > entries.size:      # a register would read behind the last entry
-            return _add_packed(total[64 * i :], weight, words[i:], entries, at)
-        for j in range(np.uint64(0), np.uint64(64), np.uint64(8)):
-            some = (word >> j) & np.uint64(255)
-            _add_marked(total, np.uint64(64 * i) + j, weight, entries, at, some)
-            at += count_marks(some)
+        base = np.uint64(64 * i)
+        while word != 0:
+            out[base + trailing_zeros(word)] = entries[at]
+            at += np.uint64(1)
+            word &= word - np.uint64(1)
     return at
 
 
 @compiled
-def _round_to(out: Array, total: Array) -> None:
-    for i in range(out.size):
-        out[i] = total[i]
+def _unpack_fast(out: Array, words: Array, entries: Array, at: Any) -> Any:
+    """`_unpack`, a register of entries at a time."""
+    step = _count_lanes(out)
+    mask = (np.uint64(1) << step) - np.uint64(1)
+    for i in range(words.size):
+        word = words[i]
+        if at + np.uint64(64) + step > entries.size:      # a register would read behind the last entry
+            return _unpack(out[64 * i :], words[i:], entries, at)
+        for j in range(np.uint64(0), np.uint64(64), step):
+            some = (word >> j) & mask
+            _expand(out, np.uint64(64 * i) + j, entries, at, some)
+            at += count_marks(some)
+    return at
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _sum_entries(
+    typing: Any, count: Any, wide: Any, like: Any, out: Any, rows: Any, weights: Any, first: Any, last: Any,
+    offset: Any, ahead: Any,
+) -> Any:
+    """Write Σ_k weights[k] · row k of a few entries to the address `out`; rows[k] is an address, first ≤ k < last.
+
+    The sums stay in registers, in float64 if `wide`. Memory is requested `ahead` bytes in advance. These are vector
+    instructions: a compiler that finds loops to vectorize would give up where `out` is the memory of one of the rows.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, _, _, target, addresses, factors, first, last, offset, _ = arguments
+        number, itemsize = context.get_value_type(like.dtype), like.dtype.bitwidth // 8
+        kind = ir.DoubleType() if wide.literal_value else number
+        # Half a register of AVX-512: its conversions take twice the time of these.
+        width = min(count.literal_value, 4 if kind == ir.DoubleType() else 8)
+        lanes, totals = ir.VectorType(number, width), ir.VectorType(kind, width)
+        parts = range(0, count.literal_value * itemsize, width * itemsize)
+
+        def find(address: Any, part: int) -> Any:
+            return builder.add(builder.add(address, offset), ir.Constant(ir.IntType(64), part))
+
+        def place(address: Any, part: int) -> Any:
+            return builder.inttoptr(find(address, part), lanes.as_pointer())
+
+        def item(kind: Any, array: Any, k: Any) -> Any:
+            return builder.load(builder.gep(context.make_array(kind)(context, builder, array).data, [k]))
+
+        sums = [llvm.alloca_once(builder, totals) for _ in parts]
+        for total in sums:
+            builder.store(ir.Constant(totals, None), total)
+        with llvm.for_range(builder, last, start=first) as loop:
+            row, weight = item(rows, addresses, loop.index), item(weights, factors, loop.index)
+            if kind != ir.DoubleType():
+                weight = builder.fptrunc(weight, kind)
+            undefined = ir.Constant(totals, ir.Undefined)
+            weight = builder.shuffle_vector(
+                builder.insert_element(undefined, weight, ir.Constant(ir.IntType(32), 0)),
+                undefined, ir.Constant(ir.VectorType(ir.IntType(32), width), None),
+            )
+            for line in range(0, count.literal_value * itemsize, 64) if ahead.literal_value else ():
+                _prefetch(builder, find(row, ahead.literal_value + line))
+            for part, total in zip(parts, sums, strict=True):
+                values = builder.load(place(row, part), align=itemsize)
+                if kind != number:
+                    values = builder.fpext(values, totals)
+                builder.store(builder.fadd(builder.load(total), builder.fmul(weight, values)), total)
+        for part, total in zip(parts, sums, strict=True):
+            result = builder.load(total)
+            if kind != number:
+                result = builder.fptrunc(result, lanes)
+            builder.store(result, place(target, part), align=itemsize)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(count, wide, like, integer, rows, weights, integer, integer, integer, ahead), generate
+
+
+@compiled
+def _is_exact(weights: Array, first: int, last: int) -> bool:
+    """Decide whether a sum is ±a ± b: rounded in float64 and then in float32, it has the bits of a sum in float32."""
+    return last - first <= 2 and np.all(np.abs(weights[first:last]) == 1)
+
+
+@compiled
+def _sum_tile(
+    like: Array, outs: Array, ends: Array, exact: Array, rows: Array, weights: Array, size: int, offset: int,
+    is_packed: bool,
+) -> None:
+    """Write every sum of a tile, a block of entries after the other: the next sum finds them in the L1 cache."""
+    whole = size // _BLOCK * _BLOCK
+    for i in range(0, whole, _BLOCK):
+        first, at = 0, i * like.itemsize
+        for n in range(outs.size):
+            if exact[n]:
+                _sum_entries(_BLOCK, 0, like, outs[n] + offset, rows, weights, first, ends[n], at, 0)
+            elif is_packed:      # without packed rows the processor asks for memory early enough by itself
+                _sum_entries(_BLOCK, 1, like, outs[n] + offset, rows, weights, first, ends[n], at, _AHEAD)
+            else:
+                _sum_entries(_BLOCK, 1, like, outs[n] + offset, rows, weights, first, ends[n], at, 0)
+            first = ends[n]
+    for i in range(whole, size):
+        first = 0
+        for n in range(outs.size):
+            _sum_entries(1, 1, like, outs[n] + offset, rows, weights, first, ends[n], i * like.itemsize, 0)
+            first = ends[n]
 
 
 @compiled
 def evaluate(
-    like: Array, dim: int, outs: Array, ends: Array, weights: Array, rows: Array, packed: Array, counts: Array,
-    expand: bool,
+    like: Array, dim: int, outs: Array, ends: Array, weights: Array, rows: Array, words: Array, entries: Array,
+    counts: Array, expand: bool,
 ) -> None:
     """Compute sums of rows of the type of `like`, given by their addresses, a tile of entries at a time.
 
-    Sum number n has the terms up to ends[n], dense ones first, and is written to outs[n]. Where packed[k] is not 0,
-    rows[k] is the address of a packed row's words and packed[k] that of its counts[k] entries. `expand` is for
-    processors with AVX-512; the sums are the same without it.
+    Sum number n has the terms up to ends[n] and is written to outs[n]. Term k is the row at the address rows[k], or
+    packed row number −1 − rows[k]. Packed row number p has its words at words[p] and its counts[p] entries at
+    entries[p]; a tile of it is unpacked once for all sums. `expand` is for processors with AVX-512; the sums are the
+    same without it.
     """
-    at = np.zeros(rows.size, dtype=np.uint64)      # how many entries of each packed row have been added
-    whole = np.empty(_TILE, dtype=np.float64)
+    at = np.zeros(words.size, dtype=np.uint64)      # how many entries of each packed row have been added
+    memory = np.empty((words.size + 1) * _TILE, dtype=like.dtype)
+    aligned = -memory.ctypes.data % _REGISTER // like.itemsize      # where a store touches one cache line only
+    unpacked = memory[aligned : aligned + words.size * _TILE].reshape(words.size, _TILE)
+    places = np.empty_like(rows)
+    exact = np.empty(outs.size, dtype=np.bool_)
+    for n in range(outs.size):
+        exact[n] = _is_exact(weights, ends[n - 1] if n else 0, ends[n])
     marks = np.empty(0, dtype=np.uint64)
     for start in range(0, dim, _TILE):
-        size = min(_TILE, dim - start)
-        total = whole[:size]
-        first = 0
-        for n in range(outs.size):
-            total[:] = 0
-            dense = first
-            while dense < ends[n] and packed[dense] == 0:
-                dense += 1
-            _add_dense(total, like, weights, rows, first, dense, start * like.itemsize)
-            for k in range(dense, ends[n]):
-                words = carray(_at(rows[k] + start // 8, marks), (size + 63) // 64)
-                entries = carray(_at(packed[k], like), counts[k])
-                if expand:
-                    at[k] = _expand_packed(whole, weights[k], words, entries, at[k])
-                else:
-                    at[k] = _add_packed(total, weights[k], words, entries, at[k])
-            _round_to(carray(_at(outs[n] + start * like.itemsize, like), size), total)
-            first = ends[n]
+        size, offset = min(_TILE, dim - start), start * like.itemsize
+        for p in range(words.size):
+            here = carray(_at(words[p] + start // 8, marks), (size + 63) // 64)
+            given = carray(_at(entries[p], like), counts[p])
+            if expand:
+                at[p] = _unpack_fast(unpacked[p], here, given, at[p])
+            else:
+                at[p] = _unpack(unpacked[p], here, given, at[p])
+        for k in range(rows.size):
+            if rows[k] < 0:
+                places[k] = unpacked[-1 - rows[k]].ctypes.data
+                continue
+            places[k] = rows[k] + offset
+        _sum_tile(like, outs, ends, exact, places, weights, size, offset, words.size > 0)
 
 
 @compiled

@@ -121,26 +121,31 @@ def evaluate(sums: Sequence[tuple[Array, Sequence[tuple[Any, Any]]]]) -> None:
 
     def evaluate_row(i: int) -> None:
         offset = i * shape[1] * dtype.itemsize
-        # Weight, address of entries or words, address and number of packed entries.
-        rows: list[tuple[float, int, int, int]] = []
+        weights: list[float] = []
+        rows: list[int] = []          # addresses, or −1 − the number of a packed row
+        packed: dict[int, tuple[int, Any]] = {}
         ends = []
         for _, terms in sums:
-            start = len(rows)
             for c, a in terms:
                 coefficient = c if isinstance(c, float) else float(c[i, 0])
                 if isinstance(a, np.ndarray):
-                    rows.append((coefficient, addresses[id(a)] + offset, 0, 0))
+                    weights.append(coefficient)
+                    rows.append(addresses[id(a)] + offset)
                     continue
                 for weight, row in a.terms[i]:
-                    places = (row.ctypes.data, 0, 0) if isinstance(row, np.ndarray) else (
-                        row.words.ctypes.data, row.entries.ctypes.data, row.entries.size)
-                    rows.append((coefficient * weight, *places))
-            rows[start:] = sorted(rows[start:], key=lambda row: row[2] != 0)      # dense ones first, in their order
+                    weights.append(coefficient * weight)
+                    if isinstance(row, np.ndarray):
+                        rows.append(row.ctypes.data)
+                    else:
+                        rows.append(-1 - packed.setdefault(id(row), (len(packed), row))[0])
             ends.append(len(rows))
+        given = [row for _, row in packed.values()]
         kernel(
             like, shape[1], np.array([addresses[id(out)] + offset for out, _ in sums]), np.array(ends),
-            np.array([row[0] for row in rows], dtype=np.float64),
-            *(np.array([row[column] for row in rows], dtype=np.int64) for column in (1, 2, 3)), _can_expand(),
+            np.array(weights, dtype=np.float64), np.array(rows, dtype=np.int64),
+            np.array([row.words.ctypes.data for row in given], dtype=np.int64),
+            np.array([row.entries.ctypes.data for row in given], dtype=np.int64),
+            np.array([row.entries.size for row in given], dtype=np.int64), _can_expand(),
         )
 
     map_rows(evaluate_row, shape[0])
