@@ -57,32 +57,75 @@ class Batches:
             return None
         if self.per == "round":
             step = 0
-        numbers = np.empty((len(ids), size), dtype=np.int64)
-        for row, (node, have) in enumerate(zip(ids.tolist(), sizes.tolist(), strict=True)):
-            if self.order == "epoch":
-                count = round_ * (1 if self.per == "round" else self.per_round) + step
-                epoch, number = divmod(count, have // size)
-                order = _generator(seed, f"epoch {level}", node, epoch).permutation(have)
-                numbers[row] = order[number * size : (number + 1) * size]
-            else:
-                numbers[row] = _draw(_generator(seed, f"batch {level}", node, round_, step), have, size)
-        return numbers
+        if self.order == "epoch":
+            count = round_ * (1 if self.per == "round" else self.per_round) + step
+            return np.stack([
+                _cut_epoch(seed, level, node, have, size, count)
+                for node, have in zip(ids.tolist(), sizes.tolist(), strict=True)
+            ]) if len(ids) else np.empty((0, size), dtype=np.int64)
+        return _draw(_generators(seed, f"batch {level}", ids, round_, step), sizes.tolist(), size)
 
 
-def _draw(generator: np.random.Generator, have: int, size: int) -> Array:
-    """Return `size` of the numbers below `have` without repetition; every subset is equally likely.
+def _cut_epoch(seed: int, level: Level, node: int, have: int, size: int, count: int) -> Array:
+    """Return the batch with this number since the start, of the random order of its epoch."""
+    epoch, number = divmod(count, have // size)
+    order = _generator(seed, f"epoch {level}", node, epoch).permutation(have)
+    return order[number * size : (number + 1) * size]
+
+
+def _draw(generators: Sequence[np.random.Generator], sizes: Sequence[int], size: int) -> Array:
+    """Return, per row, `size` of the numbers below its size without repetition; every subset is equally likely.
 
     A small batch is drawn with repetitions, which are then dropped: `choice` takes several times as long.
     """
-    if 4 * size > have:
-        return generator.permutation(have)[:size]
-    numbers = generator.integers(have, size=2 * size)
-    while True:
-        first = np.sort(np.unique(numbers, return_index=True)[1])
-        if len(first) >= size:
-            return numbers[first[:size]]
-        numbers = np.concatenate([numbers, generator.integers(have, size=size)])
+    drawn = np.empty((len(generators), 2 * size), dtype=np.int64)
+    numbers = np.empty((len(generators), size), dtype=np.int64)
+    is_small = np.array([4 * size <= have for have in sizes], dtype=np.bool_)
+    for row, (generator, have) in enumerate(zip(generators, sizes, strict=True)):
+        if is_small[row]:
+            drawn[row] = generator.integers(have, size=2 * size)
+        else:
+            numbers[row] = generator.permutation(have)[:size]
+    small = np.flatnonzero(is_small)
+    chosen = drawn if small.size == len(drawn) else drawn[small]
+    first = _find_first(chosen, size)
+    if (first[:, -1] < chosen.shape[1]).all():
+        numbers[small] = chosen.reshape(-1)[first + chosen.shape[1] * np.arange(len(chosen))[:, None]]
+        return numbers
+    for row in small.tolist():      # one of them had too few different numbers
+        numbers[row] = _draw_more(generators[row], sizes[row], drawn[row], size)
+    return numbers
+
+
+def _draw_more(generator: np.random.Generator, have: int, drawn: Array, size: int) -> Array:
+    """Draw until there are `size` different numbers; return the first ones."""
+    while len(np.unique(drawn)) < size:
+        drawn = np.concatenate([drawn, generator.integers(have, size=size)])
+    found: Array = drawn[_find_first(drawn[None], size)[0]]
+    return found
+
+
+def _find_first(numbers: Array, size: int) -> Array:
+    """Return, per row, the first `size` positions of numbers that were not there before; the row's length for none."""
+    length = numbers.shape[1]
+    keys = numbers * length + np.arange(length)      # equal numbers follow each other, in the order of their positions
+    keys.sort(axis=1)
+    ranked = keys // length
+    positions = keys - ranked * length
+    positions[:, 1:][ranked[:, 1:] == ranked[:, :-1]] = length
+    positions.sort(axis=1)
+    first: Array = positions[:, :size]
+    return first
 
 
 def _generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(purpose.encode()), *key])
+
+
+def _generators(seed: int, purpose: str, ids: Array, *key: int) -> list[np.random.Generator]:
+    """Return `_generator` of each node. NumPy takes half of its time to check a list of integers."""
+    if max(seed, int(ids.max(initial=0)), *key) >= 1 << 32:
+        return [_generator(seed, purpose, node, *key) for node in ids.tolist()]
+    keys = np.empty((len(ids), 3 + len(key)), dtype=np.uint32)
+    keys[:, :2], keys[:, 2], keys[:, 3:] = (seed, crc32(purpose.encode())), ids, key
+    return [np.random.Generator(np.random.PCG64(row)) for row in keys]      # the generator of `default_rng`

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbo.algorithms.api import Array, Grid, Message, Packed, scale_code
+from dbo.platform.network.measuring import MAX_ENTRIES, measure_together
 from dbo.platform.network.positions import (
     encode_packed,
     encode_positions,
@@ -78,11 +79,30 @@ def measure_messages(messages: Mapping[str, Message | Packed]) -> dict[str, Tabl
         if _is_on_device(message) and message.form not in ("dense", "levels")
     }
     if not on_device:
-        return {name: measure_rows(message) for name, message in messages.items()}
+        return _measure_short(messages)
     from dbo.platform.network import torch_codecs  # imports torch, which is slow
 
     counts = torch_codecs.count_rows(on_device)
     return {name: measure_rows(message, counts.get(name)) for name, message in messages.items()}
+
+
+def _measure_short(messages: Mapping[str, Message | Packed]) -> dict[str, Table]:
+    """Return the table of each message of the host; short sparse rows of one kind are measured together."""
+    kinds: dict[Any, dict[str, Array]] = {}
+    tables: dict[str, Table] = {}
+    for name, message in messages.items():
+        if isinstance(message, Packed) or message.form != "sparse" or message.values.size > MAX_ENTRIES:
+            tables[name] = measure_rows(message)
+            continue
+        check_width(message)
+        values = message.values
+        kinds.setdefault((values.dtype, values.shape[1], message.width, wire_bits(message.grid)), {})[name] = values
+    for (_, _, width, bits), alike in kinds.items():
+        counts, start = measure_together(np.concatenate([*alike.values()]), bits, width), 0
+        for name, values in alike.items():
+            tables[name] = counts[start : start + len(values)]
+            start += len(values)
+    return {name: tables[name] for name in messages}
 
 
 def measure_rows(message: Message | Packed, counted: tuple[Counted, ...] | None = None) -> Table:

@@ -59,7 +59,7 @@ class Ledger:
                 table = self._tables[name] = np.zeros((self.ids.size, 4), dtype=np.int64)
             table[:, :_NOMINAL] += sent[:, None] * counts
             table[:, _NOMINAL] += sent * messages[name].kept
-            self.received[:, 1:] += receivers[:, None] * counts[:, [ENCODED, VALUE_BYTES]]
+            self.received[:, 1:] += receivers[:, None] * counts[:, : VALUE_BYTES + 1]
         self.received[:, 0] += receivers * sizes.total
 
     @property

@@ -102,24 +102,29 @@ class Backbone:
         xp = array_namespace(x)
         activations = [features]
         for weights, bias in self.layers(x):
-            z = layout.add_rows(layout.matmul(activations[-1], weights), bias)
-            activations.append(xp.tanh(z) if self.activation == "tanh" else xp.clip(z, 0))
+            z = layout.matmul(activations[-1], weights)
+            layout.add_rows_to(z, bias)
+            if self.activation == "tanh":
+                activations.append(xp.tanh(z))
+            else:
+                activations.append(np.maximum(z, 0, out=z) if isinstance(z, np.ndarray) else xp.clip(z, 0))
         return activations
 
     def backward(self, layout: Layout, activations: list[Array], x: Array, d: Array) -> Array:
         """Return the (nodes, dim) gradient in x of a function whose gradient in φ_x is d, (samples, last width)."""
         xp = array_namespace(x)
         layers = self.layers(x)
-        parts: list[Array] = []
-        for k in reversed(range(len(layers))):
+        gradient: Array = xp.empty_like(x)
+        for k, (of_weights, of_bias) in reversed(list(enumerate(self.layers(gradient)))):
             out = activations[k + 1]
-            d = d * (1.0 - out * out) if self.activation == "tanh" else xp.where(out > 0, d, xp.zeros_like(d))
-            parts = [
-                layout.matmul_transposed(activations[k], d).reshape(x.shape[0], -1), layout.sum_samples(d), *parts
-            ]
+            d = d * (1.0 - out * out) if self.activation == "tanh" else xp.where(out > 0, d, 0.0)
+            if isinstance(x, np.ndarray):
+                layout.matmul_transposed(activations[k], d, out=of_weights)
+            else:
+                of_weights[:] = layout.matmul_transposed(activations[k], d)
+            of_bias[:, 0] = layout.sum_samples(d)
             if k > 0:
                 d = layout.matmul(d, layers[k][0].swapaxes(1, 2))
-        gradient: Array = xp.concat(parts, axis=1)
         return gradient
 
 

@@ -32,6 +32,10 @@ class CrossEntropy:
 
     def with_labels(self, labels: Array, weight: float) -> "CrossEntropy":
         """Return the loss for other labels (samples,), all of one weight."""
+        if isinstance(self.target, np.ndarray):
+            target = np.zeros((len(self.target), len(labels)), dtype=self.target.dtype)
+            target[labels, np.arange(len(labels))] = weight
+            return CrossEntropy(weight=np.full(len(labels), weight, dtype=target.dtype), target=target)
         xp = array_namespace(self.target)
         on_device = xp.asarray(labels, device=device(self.target))
         classes = xp.arange(self.target.shape[0], device=device(self.target))
@@ -51,9 +55,8 @@ class CrossEntropy:
 
     def residual(self, scores: Array) -> Array:
         """Return the (samples, classes) first derivative: weight · (softmax − label)."""
-        xp = array_namespace(scores)
         r = _exponentials(scores)
-        r *= self.weight / xp.sum(r, axis=0)
+        r *= self.weight / _sum_classes(r)
         r -= self.target
         return r.T
 
@@ -61,7 +64,7 @@ class CrossEntropy:
         """Return the (samples, classes) second derivative times v: weight · p ∘ (v − ⟨p, v⟩)."""
         xp = array_namespace(scores)
         p = _exponentials(scores)
-        p /= xp.sum(p, axis=0)
+        p /= _sum_classes(p)
         v = _transpose(v)
         centred = v - xp.sum(p * v, axis=0)
         p *= self.weight
@@ -71,10 +74,19 @@ class CrossEntropy:
 
 def _exponentials(scores: Array) -> Array:
     """Return (classes, samples) proportional to softmax; subtracting each sample's largest score avoids overflow."""
-    xp = array_namespace(scores)
     s = _transpose(scores)
-    e: Array = xp.exp(s - xp.max(s, axis=0))
+    if isinstance(s, np.ndarray):      # without the calls of a namespace, which take as long as those of a batch
+        e: Array = np.subtract(s, np.maximum.reduce(s, axis=0))
+        return np.exp(e, out=e)
+    xp = array_namespace(scores)
+    e = xp.exp(s - xp.max(s, axis=0))
     return e
+
+
+def _sum_classes(e: Array) -> Array:
+    """Return the (samples,) sums of (classes, samples)."""
+    total: Array = np.add.reduce(e, axis=0) if isinstance(e, np.ndarray) else array_namespace(e).sum(e, axis=0)
+    return total
 
 
 def _transpose(scores: Array) -> Array:

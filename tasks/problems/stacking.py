@@ -8,6 +8,7 @@ blocks of one block-diagonal matrix.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,22 +66,37 @@ class Layout:
 
     def matmul(self, left: Array, w: Array) -> Array:
         """Return (samples, k), each node's rows of `left` (samples, j) times its matrix in `w` (nodes, j, k)."""
+        if len(self.groups) == 1:      # the calls for a batch take as long as its products: no lists, no loops
+            return (left.reshape(self.nodes, -1, left.shape[1]) @ w).reshape(-1, w.shape[2])
         return _concatenate(
             [(self._batch(left, g) @ self._rows(w, g)).reshape(g.stop - g.start, -1) for g in self.groups]
         )
 
-    def matmul_transposed(self, left: Array, right: Array) -> Array:
-        """Return (nodes, j, k), leftᵀ right of each node, for `left` (samples, j) and `right` (samples, k)."""
-        return self._in_order([self._batch(left, g).swapaxes(1, 2) @ self._batch(right, g) for g in self.groups])
+    def matmul_transposed(self, left: Array, right: Array, out: Array | None = None) -> Array:
+        """Return (nodes, j, k), leftᵀ right of each node, for `left` (samples, j) and `right` (samples, k).
 
-    def add_rows(self, left: Array, row: Array) -> Array:
-        """Return (samples, k), each node's row of `row` (nodes, 1, k) added to its samples."""
-        return _concatenate(
-            [(self._batch(left, g) + self._rows(row, g)).reshape(-1, left.shape[1]) for g in self.groups]
-        )
+        NumPy writes it into `out` if that is given.
+        """
+        if len(self.groups) == 1:
+            stacked = left.reshape(self.nodes, -1, left.shape[1]).swapaxes(1, 2)
+            other = right.reshape(self.nodes, -1, right.shape[1])
+            product: Array = stacked @ other if out is None else np.matmul(stacked, other, out=out)
+            return product
+        product = self._in_order([self._batch(left, g).swapaxes(1, 2) @ self._batch(right, g) for g in self.groups])
+        if out is not None:
+            out[:] = product
+        return product
+
+    def add_rows_to(self, left: Array, row: Array) -> None:
+        """Add each node's row of `row` (nodes, 1, k) to its samples in `left`, contiguous (samples, k)."""
+        for g in self.groups:
+            stacked = self._batch(left, g)
+            stacked += self._rows(row, g)
 
     def sum_samples(self, v: Array) -> Array:
         """Return (nodes, ...) sums of (samples, ...)."""
+        if isinstance(v, np.ndarray):
+            return self._in_order([np.add.reduce(self._batch(v, g), axis=1) for g in self.groups])
         xp = array_namespace(v)
         return self._in_order([xp.sum(self._batch(v, g), axis=1) for g in self.groups])
 
@@ -93,6 +109,12 @@ class Layout:
 
     def _in_order(self, parts: list[Array]) -> Array:
         return parts[0] if len(parts) == 1 else _concatenate(parts)[self.order]
+
+
+@lru_cache(maxsize=16)
+def _equal_layout(nodes: int, size: int) -> Layout:
+    """Return the layout of batches: equally many samples of each node."""
+    return Layout.from_sizes([size] * nodes)
 
 
 def _concatenate(parts: list[Array]) -> Array:
@@ -123,7 +145,8 @@ class DenseRows:
 
     def take(self, at: Array, nodes: int) -> "DenseRows":
         """Return the samples at these positions, equally many for each node."""
-        return DenseRows(Layout.from_sizes([len(at) // nodes] * nodes), self.features[at])
+        features = self.features.take(at, axis=0) if isinstance(self.features, np.ndarray) else self.features[at]
+        return DenseRows(_equal_layout(nodes, len(at) // nodes), features)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

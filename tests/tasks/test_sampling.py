@@ -1,5 +1,7 @@
 """Draws of mini-batches: keyed, unbiased, without repetition."""
 
+from zlib import crc32
+
 import numpy as np
 import pytest
 
@@ -82,3 +84,18 @@ def test_a_batch_larger_than_a_node_is_one_line() -> None:
 def test_a_task_without_samples_is_one_line() -> None:
     with pytest.raises(ValueError, match="this task has no samples"):
         Batches(upper=1).check([0, 0], [0, 0])
+
+
+@pytest.mark.parametrize("seed", [3, 1 << 40])
+def test_draws_are_the_first_different_numbers_of_the_nodes_generator(seed: int) -> None:
+    """The definition, row by row: what draws all rows at once must not change the samples of a run."""
+    sizes, size = np.array([30, 9, 4000, 24]), 6
+    for step in range(30):
+        numbers = Batches(lower=size).draw("lower", seed, IDS, sizes, 2, step)
+        assert numbers is not None
+        for node, have in enumerate(sizes.tolist()):
+            generator = np.random.default_rng([seed, crc32(b"batch lower"), node, 2, step])
+            drawn = generator.permutation(have) if 4 * size > have else generator.integers(have, size=2 * size)
+            while len(found := list(dict.fromkeys(drawn.tolist()))) < size:
+                drawn = np.concatenate([drawn, generator.integers(have, size=size)])
+            assert numbers[node].tolist() == found[:size]

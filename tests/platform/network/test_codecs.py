@@ -25,7 +25,15 @@ from dbo.algorithms.api import (
     TopShare,
     dense,
 )
-from dbo.platform.network.codecs import ENCODED, VALUE_BYTES, VALUES, Counted, measure_sparse
+from dbo.platform.network.codecs import (
+    ENCODED,
+    VALUE_BYTES,
+    VALUES,
+    Counted,
+    measure_messages,
+    measure_rows,
+    measure_sparse,
+)
 from dbo.platform.network.packet import decode, measure
 from dbo.platform.network.positions import encode_positions
 from dbo.platform.network.row_format import CorruptError, WireError
@@ -220,3 +228,22 @@ def test_torch_rows_are_encoded_as_numpy_rows_are() -> None:
         np.testing.assert_array_equal(measure({"y": theirs}).total, measure({"y": ours}).total)
     message = compress(Qsgd(), torch.from_numpy(rows))
     assert decode(encode_one(message, 1)).channels["y"].tobytes() == message.values[1].numpy().tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("bits", [None, 2, 9])
+def test_rows_measured_together_have_the_lengths_of_single_ones(bits: int | None, width: int) -> None:
+    """Channels of a packet are measured in one go: rows of any density, empty and full ones, keep their lengths."""
+    rng = np.random.default_rng(width)
+    for dim in (4, 64, 640, 2000):
+        messages = {}
+        for name, log in (("a", False), ("b", True), ("c", False)):
+            kept = rng.random((7, dim)) < np.array([0.0, 0.003, 0.05, 0.3, 0.9, 1.0, 0.3])[:, None]
+            values = (rng.standard_normal((7, dim)) * kept).astype(np.float32)
+            grid = Grid(bits, log, np.ones(7), np.zeros(7)) if bits and width == 1 else None
+            messages[name] = Message(values, form="sparse", kept=1, grid=grid, width=width)
+        messages["d"] = dense(np.ones((7, dim)))
+        together = measure_messages(messages)
+        assert list(together) == list(messages)
+        for name, message in messages.items():
+            np.testing.assert_array_equal(together[name], measure_rows(message))

@@ -22,7 +22,11 @@ def test_stacked_products_equal_the_nodes_own(sizes: list[int], seed: int) -> No
     left, right = rng.standard_normal((layout.samples, 3)), rng.standard_normal((layout.samples, 2))
     w, row = rng.standard_normal((len(sizes), 3, 2)), rng.standard_normal((len(sizes), 1, 3))
     product, transposed = layout.matmul(left, w), layout.matmul_transposed(left, right)
-    shifted, sums = layout.add_rows(left, row), layout.sum_samples(right)
+    shifted, sums = left.copy(), layout.sum_samples(right)
+    layout.add_rows_to(shifted, row)
+    written = np.full((len(sizes), 9), np.nan)[:, 1:7].reshape(-1, 3, 2)      # as a part of a longer row
+    layout.matmul_transposed(left, right, out=written)
+    np.testing.assert_array_equal(written, transposed)
     for node, here in samples.items():
         np.testing.assert_allclose(product[here], left[here] @ w[node], atol=1e-12)
         np.testing.assert_allclose(transposed[node], left[here].T @ right[here], atol=1e-11)
