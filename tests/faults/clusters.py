@@ -14,6 +14,7 @@ from unittest import mock
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine import ray_engine, ray_session
+from dbo.platform.engine.placement import release_idle_actors
 from dbo.platform.runs.run_folder import read_events, read_summary
 from dbo.platform.runs.runner import NoCallback, run
 from tests.faults.crash import ALGORITHMS, SETTINGS
@@ -104,13 +105,17 @@ def run_undisturbed(place: Path) -> None:
 def stop_workers_at_start(row: Row, sabotage: bool) -> None:
     """Stop the first process that the cluster starts for the actors of a run, before it can answer."""
     ray_session.connect(None)
-    experiment = Experiment(**SETTINGS, algorithm={"name": "c2dfb", **ALGORITHMS["c2dfb"]})
+    settings = {**SETTINGS, "algorithm": {"name": "c2dfb", **ALGORITHMS["c2dfb"]}}
+    settings["engine"] = {**SETTINGS["engine"], "placement_timeout": 40.0 if sabotage else 60.0}
+    experiment = Experiment(**settings)
     place_actors, stopped, noticed = ray_engine.place_actors, list[float](), list[float]()
 
     def place_and_stop(*arguments: object, **options: object) -> object:
         known = set(_list_workers())
         group = place_actors(*arguments, **options)      # type: ignore[arg-type]
+        deadline = time.monotonic() + 60
         while not (new := set(_list_workers()) - known):
+            assert time.monotonic() < deadline, "the cluster starts no process"
             time.sleep(0.005)
         os.kill(min(new), signal.SIGSTOP)
         stopped.append(time.perf_counter())
@@ -120,10 +125,12 @@ def stop_workers_at_start(row: Row, sabotage: bool) -> None:
         def on_notice(self, text: str) -> None:
             if "stopped before its actor answered" in text:
                 noticed.append(time.perf_counter())
+                row.notes.append(text)
 
     blind = mock.patch.object(ray_engine, "list_stopped_workers", return_value=[])
     with tempfile.TemporaryDirectory() as base, blind if sabotage else nullcontext():
         calm = run(experiment, Path(base) / "calm")
+        release_idle_actors()
         _end_idle_workers()
         with mock.patch.object(ray_engine, "place_actors", place_and_stop):
             hit_run = run(experiment, Path(base) / "hit", callback=Notices())
