@@ -185,7 +185,7 @@ def _read_numbers(path: Path, records: Sequence[Record], name: str, default: flo
     """Return a column of sums since the start."""
     numbers: list[float] = []
     for record in records:
-        value = record.get(name, default)
+        value: Any = record.get(name, default)
         if type(value) not in (int, float) or not (numbers or [0])[-1] <= value <= _MAX_NUMBER:
             raise InputError(f"{path}: round {record['round']}: {name} must be a number that does not decrease")
         numbers.append(value)

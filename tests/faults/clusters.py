@@ -18,7 +18,7 @@ from dbo.platform.engine.placement import release_idle_actors
 from dbo.platform.runs.run_folder import read_events, read_summary
 from dbo.platform.runs.runner import NoCallback, run
 from tests.faults.crash import ALGORITHMS, SETTINGS
-from tests.faults.drivers import COMMAND, find_children
+from tests.faults.drivers import COMMAND, find_children, wait_for_child
 from tests.faults.row import Row, count_evaluations, hash_run
 from tests.faults.shutdown import marked_environment
 
@@ -65,8 +65,8 @@ def hit(
             while driver.poll() is None and not is_ready():
                 time.sleep(0.05)
             start = time.perf_counter()
-            with suppress(KeyError):
-                os.kill(find_children(driver.pid)[name], number)
+            if driver.poll() is None:
+                os.kill(wait_for_child(driver.pid, name), number)
             try:
                 _, errors = driver.communicate(timeout=within)
             except subprocess.TimeoutExpired:
@@ -218,8 +218,8 @@ def connect_to_a_stopped_gcs(row: Row, place: Path) -> None:
     ) as head:
         assert head.stdout is not None
         address = head.stdout.readline().strip()
+        os.kill(wait_for_child(head.pid, "gcs_server"), signal.SIGSTOP)
         children = find_children(head.pid)
-        os.kill(children["gcs_server"], signal.SIGSTOP)
         start = time.perf_counter()
         try:
             done = subprocess.run(
