@@ -75,14 +75,45 @@ def follow_job(client: "JobSubmissionClient", job_id: str, log: Callable[[str], 
     raise RunError(f"{job_id} {str(info.status).lower()}: {info.message}")
 
 
+def check_free(folder: Path, key: str, name: str) -> None:
+    """Raise InputError unless a folder is new, empty or holds results of the job with this key and name."""
+    from dbo.platform.runs.run_folder import find_group, find_summary
+
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir():
+        is_free = False
+    elif (summary := find_summary(folder)) is not None:
+        is_free = summary.run_key == key
+    elif (group := find_group(folder)) is not None:      # its key depends on the cluster: `fetch_results` compares it
+        is_free = name.startswith(f"{group.kind}-{group.name}-")
+    else:
+        is_free = not any(folder.iterdir())
+    if not is_free:
+        raise InputError(f"--out: {folder} is in use; must be new, empty or hold results of this job")
+
+
 def fetch_results(place: str, to: Path) -> str:
-    """Copy the results to this machine; return a line about it."""
+    """Copy the results to this machine; return a line about it.
+
+    Others may write to a shared storage: symbolic links are left out, since they may point to any file of this user.
+    """
     from dbo.platform.runs.remote import RemoteFolder, is_url
+    from dbo.platform.runs.run_folder import find_group
 
     if is_url(place):
         found = RemoteFolder(place).fetch(to)
     else:
         found = Path(place).is_dir()
         if found:
-            shutil.copytree(place, to, dirs_exist_ok=True)
+            here, there = find_group(to), find_group(Path(place))
+            if here is not None and (there is None or here.key != there.key):
+                raise InputError(f"--out: {to} holds another {here.kind} of this name; the results are in {place}")
+            shutil.copytree(place, to, dirs_exist_ok=True, ignore=_list_irregular)
     return f"fetched to {to}" if found else f"nothing to fetch: {place} is not visible from this machine"
+
+
+def _list_irregular(folder: str, names: list[str]) -> list[str]:
+    """Return the names in a folder that are neither files nor folders: links, pipes, devices."""
+    paths = {name: Path(folder, name) for name in names}
+    return [name for name, path in paths.items() if path.is_symlink() or not (path.is_file() or path.is_dir())]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dbo.platform.cli.console import console, print_line
-from dbo.platform.cli.job_client import connect, fetch_results, follow_job
+from dbo.platform.cli.job_client import check_free, connect, fetch_results, follow_job
 from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,12 +46,15 @@ def show_jobs(
         stopped = client.stop_job(found.submission_id)
         print_line(f"{found.submission_id} is being stopped" if stopped else f"{found.submission_id} has ended before")
         return
-    results = (found.metadata or {}).get("results")
-    print_line(f"{found.submission_id} {_describe_status(found)}" + (f"; results: {results}" if results else ""))
-    code = follow_job(client, found.submission_id, print_line)
+    metadata = found.metadata or {}
+    results = metadata.get("results")
     if out is not None:
         if not results:
             raise InputError(f"--out: {out} is not allowed; {found.submission_id} was not submitted by dbo")
+        check_free(out, metadata.get("run_key", ""), metadata.get("name", ""))
+    print_line(f"{found.submission_id} {_describe_status(found)}" + (f"; results: {results}" if results else ""))
+    code = follow_job(client, found.submission_id, print_line)
+    if out is not None and results:
         print_line(fetch_results(results, out))
     if code:
         sys.exit(code)

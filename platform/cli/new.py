@@ -1,6 +1,7 @@
 """`dbo new` and `dbo init`: write the first version of a plugin or of an experiment file."""
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,9 +38,9 @@ def write_plugin(
     _write_new({path: text.replace("NAME", name) for path, text in files.items()})
     plugin = out / f"{name}.py"
     print_line(f"wrote {plugin} and {out / f'test_{name}.py'}; try")
-    print_line(f"  dbo verify --plugin {plugin} --{kind} {name}")
+    print_line(f"  dbo verify --plugin {quote(str(plugin))} --{kind} {name}")
     steps = " task=quadratic rounds=200" if kind == "algorithm" else " algorithm.eta_in=0.1 algorithm.eta_out=0.1"
-    print_line(f"  dbo run plugins=[{plugin}] {kind}={name}{steps} engine=local")
+    print_line(f"  dbo run {quote(f'plugins=[{plugin}]')} {kind}={name}{steps} engine=local")
 
 
 def write_experiment(
@@ -56,7 +57,7 @@ def write_experiment(
     experiment = Experiment.read(None, overrides)
     _write_new({path: format_commented(experiment, path)})
     print_line(f"wrote {path}; try")
-    print_line(f"  dbo run {path} --dry-run")
+    print_line(f"  dbo run {quote(str(path))} --dry-run")
 
 
 def format_commented(experiment: "Experiment", path: Path) -> str:
@@ -133,10 +134,14 @@ def _write_new(files: dict[Path, str]) -> None:
     for path in files:
         if path.exists():
             raise InputError(f"{path}: exists already; choose another name, or remove it first")
+    written: list[Path] = []
     for path, text in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "x", encoding="utf-8") as file:
+                written.append(path)
                 file.write(text)
         except OSError as error:
+            for one in written:
+                one.unlink(missing_ok=True)
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None

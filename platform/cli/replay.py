@@ -54,6 +54,7 @@ def replay_runs(
 def _print_tables(runs: "GroupedRuns", replayed: "list[ReplayedGroup]", networks: list[str]) -> None:
     """Print a table per setting: a row per group, a column per network, the fastest in bold."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     for setting in runs.settings:
@@ -67,9 +68,9 @@ def _print_tables(runs: "GroupedRuns", replayed: "list[ReplayedGroup]", networks
         table = Table(box=box.SIMPLE)
         table.add_column("algorithm")
         for name in networks:
-            table.add_column(name, justify="right")
+            table.add_column(escape(name), justify="right")
         for row in rows:
-            table.add_row(runs.label_in_setting(row.group), *(
+            table.add_row(escape(runs.label_in_setting(row.group)), *(
                 _format_time(row, name, fastest[name]) for name in networks))
         console.print(table)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dbo.platform.cli.console import AllowChangedCode, Arguments, print_line, split_arguments
-from dbo.platform.cli.job_client import connect, fetch_results, follow_job, send_job
+from dbo.platform.cli.job_client import check_free, connect, fetch_results, follow_job, send_job
 from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ def run_job(
     """
     from dbo.platform.runs.remote import is_url
 
-    if fetch_to is not None and fetch_to.exists() and not _is_free(fetch_to, job):
-        raise InputError(f"--out: {fetch_to} is in use; must be new, empty or hold results of this job")
+    if fetch_to is not None:
+        check_free(fetch_to, job.key, job.name)
     if job.needs_path and is_url(storage):
         raise InputError(f"--storage: {storage} is not allowed; must be a path that all machines share")
     place = f"{storage.rstrip('/')}/{job.name}"
@@ -181,16 +181,3 @@ def run_job(
     if fetch_to is not None:
         log(fetch_results(place, fetch_to))
     return code
-
-
-def _is_free(folder: Path, job: Job) -> bool:
-    """Decide whether a folder is empty or holds results of the same job."""
-    from dbo.platform.runs.run_folder import find_group, find_summary
-
-    if not folder.is_dir():
-        return False
-    if (summary := find_summary(folder)) is not None:
-        return summary.run_key == job.key
-    if (group := find_group(folder)) is not None:        # its key depends on the cluster: only its name is known here
-        return job.name.startswith(f"{group.kind}-{group.name}-")
-    return not any(folder.iterdir())

@@ -30,7 +30,7 @@ from dbo.platform.config import plugins as plugging
 from dbo.platform.config.engine_choice import AUTO, Choice, choose_engine
 from dbo.platform.config.engines import ENGINES, EngineSettings
 from dbo.platform.config.schedules import Schedules, build_schedule, split_schedules
-from dbo.platform.config.validation import DataclassInstance, build, format_error, pick, validate
+from dbo.platform.config.validation import DataclassInstance, build, format_error, list_parameters, pick, validate
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import TOPOLOGIES, Topology
 from dbo.tasks.api import Batches, DataSet, Partition, Task
@@ -369,10 +369,15 @@ def _resolve_task(section: Section) -> Section:
     if not task.datasets:
         return {"name": name, **validate("task", (task,), given)}
     chosen = given.pop("dataset", task.datasets[0])
+    nested: dict[str, Any] = {}
     if isinstance(chosen, Mapping):          # {name: csv, file: …} beside the task's own parameters
-        given |= {key: value for key, value in chosen.items() if key != "name"}
+        nested = {key: value for key, value in chosen.items() if key != "name"}
         chosen = chosen.get("name", task.datasets[0])
     dataset = pick("task.dataset", chosen, DATASETS)
+    known = [parameter.name for kind in (DATASETS[dataset], task) for parameter in list_parameters(kind)]
+    if unknown := [key for key in nested if key not in known]:
+        raise InputError(f"task.dataset.{str(unknown[0])[:60]}: unknown key; known keys: {', '.join(known)}")
+    given |= nested
     if _is_sparse(dataset) and not task.accepts_sparse:
         dense = ", ".join(known for known in DATASETS if not _is_sparse(known))
         raise InputError(f"task.dataset: {dataset} has sparse features, {name} needs dense ones; allowed: {dense}")

@@ -7,11 +7,16 @@ packets raises `NeighbourLost`, closes its own, and so on: nobody waits for ever
 
 The driver connects the sockets in three steps, each of which ends in all blocks before the next one begins: every block
 listens, connects to its neighbours of smaller numbers, and accepts those of larger numbers. So no step waits.
+
+A socket has a name in the file system only until all neighbours have connected. Its folder is locked meanwhile, so the
+next block that listens recognises and removes what a killed process has left.
 """
 
+import fcntl
 import os
 import select
 import socket
+import stat
 import struct
 import tempfile
 import time
@@ -23,6 +28,8 @@ _FRAME = struct.Struct("<QIIB")       # bytes that follow, round, step, kind
 _PACKETS, _END, _STALL = range(3)     # kinds: packets of a step, the end of a round, a block that cannot continue
 _HELLO = struct.Struct("<II")         # number of the block, epoch
 _CHUNK = 1 << 18
+_PREFIX = "dbo-sockets-"
+_EMPTY_SECONDS = 60.0                 # until a folder that is empty is no longer one that is being made
 
 
 class NeighbourLost(Exception):
@@ -83,7 +90,10 @@ class PeerSockets:
     def __init__(self, number: int, epoch: int, timeout: float) -> None:
         self.number, self.epoch, self._timeout = number, epoch, timeout
         self._peers: dict[int, _Peer] = {}
-        self._folder = tempfile.mkdtemp(prefix="dbo-")         # readable by this user only
+        remove_stale_folders()
+        self._folder = tempfile.mkdtemp(prefix=_PREFIX)        # open to this user only
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._listener = socket.socket(socket.AF_UNIX)
         self._poll = select.poll()
 
@@ -109,7 +119,10 @@ class PeerSockets:
         while expected:
             connection, _ = self._listener.accept()
             connection.settimeout(self._timeout)
-            number, epoch = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+            if len(hello) < _HELLO.size:
+                raise ConnectionError("a process has connected that is no block")
+            number, epoch = _HELLO.unpack(hello)
             if number not in expected or epoch != self.epoch:
                 raise ConnectionError(f"block {number} of epoch {epoch} is not expected here")
             expected.remove(number)
@@ -192,10 +205,42 @@ class PeerSockets:
 
     def _stop_listening(self) -> None:
         self._listener.close()
-        with suppress(OSError):
-            os.unlink(os.path.join(self._folder, str(self.number)))
-        with suppress(OSError):
-            os.rmdir(self._folder)
+        if self._lock >= 0:
+            _remove_folder(self._folder)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_stale_folders() -> None:
+    """Remove the folders of sockets whose process has died before all neighbours had connected."""
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX):
+                with suppress(OSError):
+                    _remove_if_stale(entry.path)
+
+
+def _remove_if_stale(folder: str) -> None:
+    """Remove a folder of this user that nobody has locked. Whoever makes one locks it before it holds a socket."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(handle)
+        if found.st_uid != os.geteuid():
+            return
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.listdir(handle) or time.time() - found.st_mtime > _EMPTY_SECONDS:
+            _remove_folder(folder)
+    finally:
+        os.close(handle)
+
+
+def _remove_folder(folder: str) -> None:
+    """Remove a folder that holds sockets; anything else in it stays, and so does the folder."""
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                os.unlink(entry.path)
+        os.rmdir(folder)
 
 
 def _report_closed(number: int, error: OSError) -> NeighbourLost:

@@ -14,7 +14,7 @@ Whatever the driver waits for has a limit: `step_timeout` for work, `heartbeat_t
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count
 from typing import Any, TypeVar
@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 _CLOSE_SECONDS = 10.0          # to release the actors of a run that has ended
 _MAX_ROUNDS = 100              # that one call runs
+_DEATH_SECONDS = 3.0           # for Ray to report the death of an actor whose process was killed
 _MACHINE_SECONDS = 120.0       # for Ray to decide whether a silent machine is dead
 
 
@@ -77,6 +78,7 @@ class RayEngine:
         self._failed = False
         self._views: list[BlockView] | None = None
         self._unassigned = set(range(len(self.blocks)))     # actors that have no block yet
+        self._stopped_workers: dict[int, float] = {}    # killed before their actors answered: process → when
         self._plugins = spec.plugins
         self._timed_out = False                         # a result is overdue; which actor hangs is unknown
         try:
@@ -132,10 +134,12 @@ class RayEngine:
 
     def _assign(self) -> None:
         blocks = sorted(self._unassigned)
+        self._stopped_workers.clear()
         places: list[Place] = self._collect(
             [self._actors[number].locate.remote() for number in blocks], timeout=self._settings.placement_timeout,
             blocks=blocks, task="the start of their processes", option="engine.placement_timeout")
         self._heartbeats.watch(dict(zip(blocks, places, strict=True)))
+        self._stopped_workers.clear()                   # of no actor of this run
         if self._plugins:
             for number in blocks:
                 self._actors[number].load_plugins.remote(self._plugins)      # an actor runs its calls in order
@@ -399,9 +403,8 @@ class RayEngine:
                 return
             if lost := find_lost_process(["raylet"], or_stopped=False):     # rounds need no GCS
                 raise RunError(lost)
-            if self._unassigned and (ended := self._heartbeats.end_stopped(list_stopped_workers())):
-                self._silent |= self._unassigned        # which of them it was is unknown
-                raise BlocksLost(sorted(self._unassigned), f"process {ended[0]} was stopped before its actor answered")
+            if self._unassigned - self._heartbeats.places.keys():
+                self._end_stopped_workers(dict(zip(refs, blocks, strict=True)), ready)
             if silent := self._heartbeats.find_silent():
                 self._silent |= silent.keys()
                 raise BlocksLost(sorted(silent), next(iter(silent.values())))
@@ -409,6 +412,22 @@ class RayEngine:
                 raise self._ray.exceptions.GetTimeoutError
             text = f"waiting for {len(pending)} of {len(blocks)} actors, {task}"
             self._notices.report(text, waited, timeout)
+
+    def _end_stopped_workers(self, blocks: Mapping[Any, int], ready: Sequence[Any]) -> None:
+        """Kill workers that are stopped before their actor has answered; raise `BlocksLost` if Ray reports no death.
+
+        Ray fails the call of the actor that a killed process hosted, and only that one is replaced. But it needs a
+        minute to miss a process that had no actor yet: then all actors that have not answered start again.
+        """
+        located = {place.pid for place in self._heartbeats.places.values()}
+        ended = self._heartbeats.end_stopped(set(list_stopped_workers()) - located)
+        self._stopped_workers |= dict.fromkeys(ended, time.monotonic())
+        if not self._stopped_workers or time.monotonic() - max(self._stopped_workers.values()) < _DEATH_SECONDS:
+            return
+        if not any(map(self._has_failed, ready)):
+            missing = sorted(number for ref, number in blocks.items() if ref not in ready)
+            self._silent |= set(missing)
+            raise BlocksLost(missing, _describe_stopped(self._stopped_workers))
 
     def _collect(
         self, refs: list[Any], timeout: float | None = None, blocks: Sequence[int] | None = None,
@@ -443,7 +462,8 @@ class RayEngine:
             if failure is not None:
                 self._failed = True
                 raise failure from None
-            raise BlocksLost(self._find_dead(set(range(len(self._actors)))), _describe(cause)) from None
+            reason = _describe_stopped(self._stopped_workers) if self._stopped_workers else _describe(cause)
+            raise BlocksLost(self._find_dead(set(range(len(self._actors)))), reason) from None
 
     def _first_failure(self, refs: list[Any]) -> NodeFailure | None:
         """Return the failure of a node that raised while other blocks died; None if there is none.
@@ -460,6 +480,10 @@ class RayEngine:
             except self._ray.exceptions.RayError:
                 continue
         return None
+
+
+def _describe_stopped(workers: Iterable[int]) -> str:
+    return f"process {', '.join(map(str, workers))} was stopped before its actor answered"
 
 
 def _describe(error: Exception) -> str:

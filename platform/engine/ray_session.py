@@ -20,7 +20,10 @@ from dbo.platform.engine.heartbeat import kill_processes, read_states
 from dbo.platform.errors import InputError, RunError
 
 _SHUTDOWN_SECONDS = 10.0
-_ANSWER_SECONDS = 20.0         # for the GCS of a cluster that is named; Ray itself waits for it for ever
+_ANSWER_SECONDS = 10.0         # for the GCS of a cluster that is named; Ray itself waits for it for ever
+_HTTP2_HEAD = 9                # bytes of a frame's head: length, type, flags, stream
+_HTTP2_SETTINGS = b"\4"        # type of the first frame that each side sends
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _HTTP2_SETTINGS + bytes(5)
 
 _connected: str | None = None      # None: this process was connected by other code
 _own_processes: dict[int, str] = {}        # of the cluster that this process has started, with their names
@@ -159,17 +162,24 @@ def _probe(address: str) -> None:
     if not port.isdigit() or not host:
         return                 # "auto" and the like
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        if "://" not in address:
-            from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-            call_within(_ANSWER_SECONDS, lambda: GcsClient(address=address))      # one that is stopped has a port, too
-    except TimeoutError as error:
-        raise InputError(f"engine.address: no Ray cluster answers at {address}: {error}") from None
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS) as connection:
+            if "://" not in address and os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
+                _greet(connection)
+    except TimeoutError:
+        reason = f"no answer within {_ANSWER_SECONDS:g} s"
+        raise InputError(f"engine.address: no Ray cluster answers at {address}: {reason}") from None
     except OSError as error:
         raise InputError(f"engine.address: no Ray cluster answers at {address}: {error.strerror or error}") from None
-    except Exception:
-        return                 # `ray.init` gives the reason
+
+
+def _greet(connection: socket.socket) -> None:
+    """Begin HTTP/2, as a client of the GCS does: a stopped process has a port too, but does not answer."""
+    connection.sendall(_HTTP2_PREFACE)
+    answer = b""
+    while len(answer) < 4 and (data := connection.recv(_HTTP2_HEAD)):
+        answer += data
+    if answer[3:4] != _HTTP2_SETTINGS:
+        raise ConnectionError("what listens there is no head of Ray")
 
 
 def prepare_client() -> None:

@@ -97,7 +97,8 @@ def check_row(body: memoryview, row: RowFormat) -> EncodedRow:
         if (padded := row.dim * row.bits % 8) and body[-1] >> padded:
             raise CorruptError(PADDED)
     elif row.form >= GROUPED:
-        _decode_group_positions(body, row)
+        if row.values:
+            _decode_group_positions(body, row)
     elif row.form != DENSE or row.bits:
         _decode_sparse(body, dtype, row)
     return EncodedRow(row, body)
@@ -128,7 +129,7 @@ def _decode_sparse(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> tu
 def _decode_packed(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> PackedRow:
     """Check and decode a body, but leave the positions marks, copied to where words are aligned."""
     rest = body[row.grid_length :]
-    if row.form == BITMAP:
+    if row.form == BITMAP and row.values:
         length = packed_length(row.dim, 1)
         marks = np.zeros(-(-row.dim // 64) * 8, dtype=np.uint8)
         marks[:length] = np.frombuffer(rest, np.uint8, count=length)

@@ -1,12 +1,13 @@
 """Read the recorded traffic of a run, and compute its clock on another network.
 
 A profile is a shipped one, by name, or a file: YAML with the parameters of `Profile`, or a CSV trace of links. Nothing
-is executed: plugins of a recorded experiment are not loaded.
+is executed: plugins of a recorded experiment are not loaded. Records and traces may come from anybody: what they
+announce is bounded, and no error quotes a trace, which may be another file than intended.
 """
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dbo.platform.errors import InputError
 from dbo.platform.network.timing import Floats, Interval, Profile, TraceRow
 from dbo.platform.network.timing import replay as compute_times
 from dbo.platform.network.topology import TOPOLOGIES
+from dbo.platform.runs.atomic_io import open_regular
 from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import RunFolder, iterate_metrics, read_experiment, read_metrics, read_network
 from dbo.platform.runs.schema import Record, RecordedNetwork, Target, section
@@ -26,6 +28,12 @@ from dbo.platform.runs.schema import Record, RecordedNetwork, Target, section
 _PROFILES = Path(__file__).parents[1] / "network" / "profiles"
 _TRACE_COLUMNS = ("seconds", "from", "to", "latency_ms", "bandwidth_mbit")
 _MAX_TRACE_ROWS = 1_000_000
+_MAX_TRACE_CELLS = 50_000_000       # links × times at which a trace changes: 800 MB
+_NODE_DIGITS = 9
+_MAX_NUMBER = 1e15
+_MAX_STEPS = 100_000_000_000        # node updates of a replay: minutes
+_DENSE_GRAPHS = ("complete", "erdos_renyi")
+_MAX_BUILT_LINKS = 50_000_000       # of a graph that is built again
 
 
 # ---- profiles --------------------------------------------------------------------------------------------------------
@@ -63,14 +71,14 @@ def load_profile(given: str) -> Profile:
 def _read_trace(path: Path) -> tuple[TraceRow, ...]:
     """Read rows of seconds, from, to, latency_ms, bandwidth_mbit; `*` or nothing is any node."""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8", newline="", opener=open_regular) as file:
             reader = csv.DictReader(file)
             columns = [name.strip() for name in reader.fieldnames or ()]
             if missing := [name for name in _TRACE_COLUMNS[3:] if name not in columns]:
                 raise InputError(
                     f"{path}: the column {missing[0]} is missing; columns: {', '.join(_TRACE_COLUMNS)}")
-            if unknown := [name for name in columns if name not in _TRACE_COLUMNS]:
-                raise InputError(f"{path}: unknown column {unknown[0]!r}; allowed: {', '.join(_TRACE_COLUMNS)}")
+            if unknown := [at for at, name in enumerate(columns, 1) if name not in _TRACE_COLUMNS]:
+                raise InputError(f"{path}: column {unknown[0]} is unknown; allowed: {', '.join(_TRACE_COLUMNS)}")
             reader.fieldnames = columns
             rows: list[TraceRow] = []
             for number, row in enumerate(reader, 2):
@@ -94,15 +102,15 @@ def _parse_row(row: Mapping[str, str | None], where: str) -> TraceRow:
             value = math.nan
         if not (math.isfinite(value) and value >= least) or (name == "bandwidth_mbit" and value == 0):
             allowed = "above 0" if name == "bandwidth_mbit" else f"of at least {least:g}"
-            raise InputError(f"{where}: {name}: {text!r} is not allowed; must be a number {allowed}")
+            raise InputError(f"{where}: {name} must be a number {allowed}")
         return value
 
     def node(name: str) -> int | None:
         text = (row.get(name) or "*").strip()
         if text == "*":
             return None
-        if not text.isdecimal():
-            raise InputError(f"{where}: {name}: {text!r} is not allowed; must be the number of a node, or *")
+        if not (text.isascii() and text.isdecimal() and len(text) <= _NODE_DIGITS):
+            raise InputError(f"{where}: {name} must be the number of a node, or *")
         return int(text)
 
     return TraceRow(
@@ -133,6 +141,9 @@ class Traffic:
 
     def replay(self, profile: Profile) -> Floats:
         """Return the time of each evaluation on a network, in seconds; the first is 0."""
+        times = len({row.seconds for row in profile.trace})
+        if times * sum(map(len, self.neighbours)) > _MAX_TRACE_CELLS:
+            raise InputError(f"--network: a trace that changes at {times} times is too long for a graph of this size")
         return np.concatenate([[0.0], compute_times(profile, self.neighbours, self.intervals)])
 
     @property
@@ -152,11 +163,12 @@ def read_traffic(folder: Path) -> Traffic:
     sent = _read_sent(files.nodes, network.nodes, len(records))
     nodes = sent[0].size
     # The packets of all nodes over their number: every node takes part in every exchange.
-    exchanges = [math.ceil(record.get("packets", 0) / nodes) for record in records]
+    packets = _read_numbers(files.metrics, records, "packets", default=0.0)
+    exchanges = [math.ceil(count / nodes) for count in packets]
     compute = [_find_compute(record, nodes) for record in records]
     has_compute = all(one is not None for one in compute)
     if not has_compute:
-        compute = [np.full(nodes, record["seconds"] / nodes) for record in records]
+        compute = [np.full(nodes, spent / nodes) for spent in _read_numbers(files.metrics, records, "seconds")]
     steps = zip(exchanges, exchanges[1:], sent, sent[1:], compute, compute[1:], strict=False)
     intervals = tuple(
         Interval(after - before, bytes_after - bytes_before, np.maximum(spent_after - spent_before, 0.0))
@@ -164,7 +176,32 @@ def read_traffic(folder: Path) -> Traffic:
         if spent_after is not None and spent_before is not None
     )
     neighbours = _find_neighbours(folder, network) if nodes > 1 else ((),)
-    return Traffic(records, neighbours, intervals, has_compute)
+    traffic = Traffic(records, neighbours, intervals, has_compute)
+    if traffic.steps > _MAX_STEPS:
+        raise InputError(f"{folder}: {traffic.steps:.1e} node updates are too many to replay")
+    return traffic
+
+
+def _read_numbers(path: Path, records: Sequence[Record], name: str, default: float | None = None) -> list[float]:
+    """Return a column of sums since the start."""
+    numbers: list[float] = []
+    for record in records:
+        value: Any = record.get(name, default)
+        if type(value) not in (int, float) or not (numbers or [0])[-1] <= value <= _MAX_NUMBER:
+            raise InputError(f"{path}: round {record['round']}: {name} must be a number that does not decrease")
+        numbers.append(value)
+    return numbers
+
+
+def _to_floats(values: Any) -> Floats | None:
+    """Return a list of numbers as an array; None if it is anything else."""
+    if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+        return None
+    try:
+        array = np.array(values, dtype=np.float64)
+    except OverflowError:
+        return None
+    return array if np.isfinite(array).all() else None
 
 
 def _read_sent(path: Path, nodes: int, evaluations: int) -> list[Floats]:
@@ -173,8 +210,9 @@ def _read_sent(path: Path, nodes: int, evaluations: int) -> list[Floats]:
     for number, record in enumerate(iterate_metrics(path)):
         if number == evaluations:
             break
+        sent = record.get("bytes")
         try:
-            row = read_sent(record)
+            row = read_sent(record) if isinstance(sent, str) else _to_floats(sent)
         except ValueError:
             row = None
         if row is None or row.shape not in ((nodes,), (1,)) or row.shape != (rows or [row])[0].shape:
@@ -187,11 +225,10 @@ def _read_sent(path: Path, nodes: int, evaluations: int) -> list[Floats]:
 
 def _find_compute(record: Record, nodes: int) -> Floats | None:
     """Return (nodes,) seconds of computing since the start; rows of one block share its time."""
-    seconds = record.get("block_seconds")
-    if not isinstance(seconds, list) or not seconds or len(seconds) > nodes:
+    per_block = _to_floats(record.get("block_seconds"))
+    if per_block is None or not 0 < per_block.size <= nodes:
         return None
-    per_block = np.asarray(seconds, dtype=np.float64)
-    sizes = np.array([len(part) for part in np.array_split(np.arange(nodes), len(seconds))])     # as blocks are packed
+    sizes = np.array([len(part) for part in np.array_split(np.arange(nodes), per_block.size)])   # as blocks are packed
     return np.repeat(per_block / sizes, sizes)
 
 
@@ -210,10 +247,14 @@ def _build_edges(folder: Path, nodes: int) -> list[tuple[int, int]]:
     name = given.pop("name", None)
     if not isinstance(name, str) or name not in TOPOLOGIES or not TOPOLOGIES.is_built_in(name):
         raise InputError(f"{folder}: its graph is not recorded, and {str(name)[:60]!r} is no built-in topology")
+    # No list of edges is recorded: those of the built-in ones that have many grow with the square of the nodes.
+    if name in _DENSE_GRAPHS and nodes**2 > 2 * _MAX_BUILT_LINKS:
+        raise InputError(f"{folder}: its graph is not recorded, and has too many links to be built")
     kind = TOPOLOGIES[name]
     topology = build("topology", kind, validate("topology", (kind,), given))
+    seed = experiment.get("seed", 0)
     try:
-        graph = topology.graph(nodes, int(experiment.get("seed", 0)))
+        graph = topology.graph(nodes, seed if type(seed) is int else 0)
     except ValueError as error:
         raise InputError(f"{folder}: its graph cannot be built: {error}") from None
     return [(int(i), int(j)) for i, j in graph.edges]

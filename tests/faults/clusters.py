@@ -14,16 +14,18 @@ from unittest import mock
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine import ray_engine, ray_session
+from dbo.platform.engine.placement import release_idle_actors
 from dbo.platform.runs.run_folder import read_events, read_summary
 from dbo.platform.runs.runner import NoCallback, run
 from tests.faults.crash import ALGORITHMS, SETTINGS
-from tests.faults.drivers import COMMAND, find_children
+from tests.faults.drivers import COMMAND, find_children, wait_for_child
 from tests.faults.row import Row, count_evaluations, hash_run
 from tests.faults.shutdown import marked_environment
 
 DETECTION_SECONDS = 30.0
 GCS_SECONDS = 90.0              # Ray ends a driver a minute after the death of its GCS
 ROUNDS = 300
+CELL_SECONDS = 30.0             # of training in a cell of the sweep: more than the command needs to notice
 OPTIONS = (
     "nodes=4", "checkpoint_every=20", "dtype=float64", "task={name: quadratic, dim_x: 4, dim_y: 8}",
     "engine={name: ray, nodes_per_actor: 2}", "tracking.uri=off", "--quiet",
@@ -63,8 +65,8 @@ def hit(
             while driver.poll() is None and not is_ready():
                 time.sleep(0.05)
             start = time.perf_counter()
-            with suppress(KeyError):
-                os.kill(find_children(driver.pid)[name], number)
+            if driver.poll() is None:
+                os.kill(wait_for_child(driver.pid, name), number)
             try:
                 _, errors = driver.communicate(timeout=within)
             except subprocess.TimeoutExpired:
@@ -104,13 +106,17 @@ def run_undisturbed(place: Path) -> None:
 def stop_workers_at_start(row: Row, sabotage: bool) -> None:
     """Stop the first process that the cluster starts for the actors of a run, before it can answer."""
     ray_session.connect(None)
-    experiment = Experiment(**SETTINGS, algorithm={"name": "c2dfb", **ALGORITHMS["c2dfb"]})
+    settings = {**SETTINGS, "algorithm": {"name": "c2dfb", **ALGORITHMS["c2dfb"]}}
+    settings["engine"] = {**SETTINGS["engine"], "placement_timeout": 40.0 if sabotage else 60.0}
+    experiment = Experiment(**settings)
     place_actors, stopped, noticed = ray_engine.place_actors, list[float](), list[float]()
 
     def place_and_stop(*arguments: object, **options: object) -> object:
         known = set(_list_workers())
         group = place_actors(*arguments, **options)      # type: ignore[arg-type]
+        deadline = time.monotonic() + 60
         while not (new := set(_list_workers()) - known):
+            assert time.monotonic() < deadline, "the cluster starts no process"
             time.sleep(0.005)
         os.kill(min(new), signal.SIGSTOP)
         stopped.append(time.perf_counter())
@@ -120,10 +126,12 @@ def stop_workers_at_start(row: Row, sabotage: bool) -> None:
         def on_notice(self, text: str) -> None:
             if "stopped before its actor answered" in text:
                 noticed.append(time.perf_counter())
+                row.notes.append(text)
 
     blind = mock.patch.object(ray_engine, "list_stopped_workers", return_value=[])
     with tempfile.TemporaryDirectory() as base, blind if sabotage else nullcontext():
         calm = run(experiment, Path(base) / "calm")
+        release_idle_actors()
         _end_idle_workers()
         with mock.patch.object(ray_engine, "place_actors", place_and_stop):
             hit_run = run(experiment, Path(base) / "hit", callback=Notices())
@@ -183,13 +191,14 @@ def kill_gcs_of_a_long_run(row: Row, place: Path) -> None:
 def stop_gcs_of_a_sweep(row: Row, place: Path) -> None:
     """A sweep whose GCS is stopped fails with one line; started again, it has all cells."""
     (place / "sweep.yaml").write_text(
-        "name: s\nexperiment: {nodes: 4, rounds: 1500, dtype: float64, task: {name: quadratic, dim_x: 4, dim_y: 8}, "
+        "name: s\nexperiment: {nodes: 4, rounds: 1000000, eval_every: 20, checkpoint_every: 20, dtype: float64, "
+        f"task: {{name: quadratic, dim_x: 4, dim_y: 8}}, until: {{seconds: {CELL_SECONDS:g}}}, "
         "algorithm: {name: c2dfb}, engine: {name: local}, tracking: {uri: 'off'}}\n"
         "axes: {seed: [0, 1, 2, 3]}\nmetric: upper_loss\ntarget: hypergradient_norm=0.5\n")
     cells = place / "sweep" / "cells"
     ended = hit(
         ["sweep", "sweep.yaml", "--out", "sweep"], "gcs_server", signal.SIGSTOP,
-        lambda: any(count_lines(path) > 40 for path in cells.glob("*/metrics.jsonl")), place, within=GCS_SECONDS)
+        lambda: any(count_lines(path) > 2 for path in cells.glob("*/metrics.jsonl")), place, within=GCS_SECONDS)
     row.seconds.append(ended.seconds)
     row.notes.append(f"gcs_server, SIGSTOP in a sweep: exit code {ended.code} after {ended.seconds:.0f} s")
     again = subprocess.run(
@@ -209,8 +218,8 @@ def connect_to_a_stopped_gcs(row: Row, place: Path) -> None:
     ) as head:
         assert head.stdout is not None
         address = head.stdout.readline().strip()
+        os.kill(wait_for_child(head.pid, "gcs_server"), signal.SIGSTOP)
         children = find_children(head.pid)
-        os.kill(children["gcs_server"], signal.SIGSTOP)
         start = time.perf_counter()
         try:
             done = subprocess.run(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from dbo.platform.config.experiment import Experiment
@@ -61,12 +62,24 @@ def _kill_child(process: "subprocess.Popen[bytes]", metrics: Path, lines: int) -
 
 
 def find_children(pid: int) -> dict[str, int]:
-    """Return name → process id of the children of a process."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return {Path(f"/proc/{child}/comm").read_text().strip(): int(child) for child in children}
-    except OSError:
-        return {}
+    """Return name → process id of the children of a process, whichever of its threads has started them."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in entry.read_text().split():
+                with suppress(OSError):          # it has just ended
+                    found[Path(f"/proc/{child}/comm").read_text().strip()] = int(child)
+    return found
+
+
+def wait_for_child(pid: int, name: str, seconds: float = 30.0) -> int:
+    """Return the child of a process with this name; a fault that hits nothing would test nothing."""
+    deadline = time.monotonic() + seconds
+    while name not in (children := find_children(pid)):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"process {pid} has no child {name}: {children}")
+        time.sleep(0.02)
+    return children[name]
 
 
 def raylet(short: bool, sabotage: bool = False) -> Row:
@@ -86,7 +99,7 @@ def raylet(short: bool, sabotage: bool = False) -> Row:
                 while driver.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < 60):
                     time.sleep(0.05)
                 begin = time.perf_counter()
-                os.kill(find_children(driver.pid)["raylet"], signal.SIGKILL)
+                os.kill(wait_for_child(driver.pid, "raylet"), signal.SIGKILL)
                 _, errors = driver.communicate(timeout=120)
             row.seconds.append(time.perf_counter() - begin)
             summary, last = read_summary(folder), (errors.strip().splitlines() or [""])[-1]

@@ -3,13 +3,23 @@
 import json
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from dbo.platform.engine import block, shard_wrappers
+from dbo.platform.network.topology import Ring, topology
 
 TRIGGER = Path(__file__).with_name("trigger.json")
 _current = {"round": 0}
+
+
+
+@topology(f"unused_{crc32(str(TRIGGER).encode())}")
+@dataclass(frozen=True, kw_only=True)
+class Unused(Ring):
+    """A cycle that nobody uses: a plugin must register something."""
 
 
 def _kill_if_due(phase: str) -> None:

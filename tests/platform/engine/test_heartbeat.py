@@ -215,6 +215,7 @@ def test_actors_that_are_silent_again_and_again_end_the_run(
     monkeypatch.setattr(RayEngine, "_assign", stop_first(RayEngine._assign, lambda pid: os.kill(pid, signal.SIGSTOP)))
     settings = {**SMALL, "engine": {**SMALL["engine"], "heartbeat_timeout": 2.0}}
     begin = time.monotonic()
-    with pytest.raises(RunError, match=r"the actors cannot be started: lost \d block"):
+    reason = r"the actors cannot be started: lost 1 block\(s\) \[0\]: process \d+ is stopped"
+    with pytest.raises(RunError, match=reason):
         run(Experiment(**settings), tmp_path / "run")
     assert time.monotonic() - begin < 90

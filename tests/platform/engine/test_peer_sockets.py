@@ -1,13 +1,25 @@
 """Sockets between blocks of one machine: nothing waits for ever, and packets of other steps are not mistaken."""
 
+import os
+import socket
 import stat
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from dbo.platform.engine.peer_sockets import NeighbourLost, PeerSockets
+from dbo.platform.engine.peer_sockets import NeighbourLost, PeerSockets, remove_stale_folders
+
+LISTEN_AND_DIE = """
+import os, signal
+from dbo.platform.engine.peer_sockets import PeerSockets
+print(PeerSockets(0, 0, 1.0).listen(1), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def connect(count: int, timeout: float = 5.0, epochs: tuple[int, ...] = ()) -> list[PeerSockets]:
@@ -104,4 +116,58 @@ def test_other_users_cannot_connect() -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     block.accept([])
     assert not folder.exists()
+    block.close()
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files; short, because the path of a socket is limited to about 100 characters."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
+
+
+def test_next_start_removes_the_folder_of_a_killed_block(temporary: Path) -> None:
+    """A process that is killed while it listens leaves a folder; the next block that listens removes it."""
+    left = subprocess.run([sys.executable, "-c", LISTEN_AND_DIE], capture_output=True, text=True, check=False).stdout
+    assert Path(left.strip()).is_socket()
+    assert list(temporary.iterdir()) == [Path(left.strip()).parent]
+    block = PeerSockets(1, 0, 1.0)
+    assert not Path(left.strip()).parent.exists()
+    block.close()
+    assert list(temporary.iterdir()) == []
+
+
+def test_folders_in_use_and_foreign_files_stay(temporary: Path) -> None:
+    """A block that listens keeps its folder; files, links and folders of another kind are not touched."""
+    block = PeerSockets(0, 0, 1.0)
+    path = Path(block.listen(1))
+    (temporary / "precious").mkdir()
+    (temporary / "precious" / "file").write_text("text")
+    (temporary / "dbo-sockets-link").symlink_to(temporary / "precious")
+    (temporary / "dbo-sockets-file").write_text("text")
+    (temporary / "dbo-sockets-full").mkdir()
+    (temporary / "dbo-sockets-full" / "file").write_text("text")
+    (temporary / "dbo-sockets-new").mkdir()
+    (temporary / "dbo-sockets-old").mkdir()
+    os.utime(temporary / "dbo-sockets-old", (1, 1))
+    remove_stale_folders()
+    assert path.is_socket()
+    names = sorted(entry.name for entry in temporary.iterdir() if entry != path.parent)
+    assert names == ["dbo-sockets-file", "dbo-sockets-full", "dbo-sockets-link", "dbo-sockets-new", "precious"]
+    assert (temporary / "precious" / "file").read_text() == (temporary / "dbo-sockets-full" / "file").read_text()
+    block.close()
+
+
+@pytest.mark.parametrize("hello", [b"", b"1234567"])
+def test_connection_without_a_number_is_refused(hello: bytes) -> None:
+    """A process of the same user that is no block ends the attempt; the driver then uses the object store."""
+    block = PeerSockets(0, 0, 1.0)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(block.listen(1))
+        stranger.sendall(hello)
+        stranger.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError, match="no block"):
+            block.accept([1])
     block.close()

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.faults.shutdown import SHUTDOWN_SECONDS, end_after_hit, find_marked, marked_environment
@@ -96,3 +98,27 @@ def test_a_port_that_never_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(InputError, match=f"no Ray cluster answers at {address}: no answer within 1 s"):
             ray_session._probe(address)
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n", b"x", b""])
+def test_a_server_of_another_kind_is_refused_at_once(answer: bytes) -> None:
+    """Ray would retry for minutes: the port of its dashboard, say, is not the one of the head."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def respond() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 10)
+                connection.sendall(answer)
+
+        served = pool.submit(respond)
+        with pytest.raises(InputError, match=f"no Ray cluster answers at {address}: what listens there is no head"):
+            ray_session._probe(address)
+        served.result()
+
+
+@pytest.mark.ray
+def test_a_head_that_answers_is_accepted(ray: Any) -> None:
+    """Control of the tests above."""
+    ray_session._probe(ray.get_runtime_context().gcs_address)

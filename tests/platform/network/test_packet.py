@@ -25,6 +25,7 @@ from dbo.platform.network.packet import (
     measure,
 )
 from dbo.platform.network.row_format import CorruptError, WireError
+from dbo.platform.network.torch_codecs import decode_rows
 
 
 def test_a_packet_carries_several_channels() -> None:
@@ -218,6 +219,26 @@ def test_expected_rows_may_be_larger_than_the_packet() -> None:
     assert decode(data, expected=expected).channels["y"].shape == (1 << 20,)
     with pytest.raises(AssertionError, match="bytes allocated"), limit_memory():
         decode(data, expected=expected)
+
+
+@pytest.mark.parametrize("bits", [0, 16, 130])
+@pytest.mark.parametrize("form", [1, 2, 4, 20], ids=["index", "bitmap", "rice", "groups"])
+@pytest.mark.parametrize("dim", [0, 1, 100, 1 << 17])
+def test_a_full_record_without_values_is_a_row_of_zeros(dim: int, form: int, bits: int) -> None:
+    """Nobody sends one, but every way of decoding agrees about it, and none raises anything but a WireError."""
+    data = forge_record(forge_empty_row(dim), 36, form=form, bits=bits)
+    expected = expect_rows({"y": dense(np.zeros((1, dim)))})
+    if form == 20 and bits:
+        with pytest.raises(CorruptError, match="groups have 0"):
+            decode(data, expected=expected)
+        return
+    row, packed, encoded = (
+        decode(data, names, expected=expected, expand=expand).channels["y"]
+        for names, expand in (((), True), (("y",), True), ((), False))
+    )
+    assert not row.any()
+    assert np.array_equal(packed.dense(dim), row)
+    assert np.array_equal(decode_rows({"y": [encoded]}, "cpu")["y"].numpy()[0], row)
 
 
 @pytest.mark.parametrize("row", [0, 1])

@@ -1,6 +1,8 @@
 """Read the traffic that a run recorded, and profiles of networks."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
+from dbo.platform.network.timing import TraceRow
 from dbo.platform.runs.replay import describe_profile, list_profiles, load_profile, read_traffic
 from dbo.platform.runs.run_folder import read_metrics
 from dbo.platform.runs.runner import run
@@ -86,19 +89,21 @@ def test_run_without_computing_times_is_estimated(folder: Path, tmp_path: Path) 
         records[-1]["seconds"] - records[0]["seconds"])
 
 
-def test_graph_that_is_not_recorded_is_built_again(folder: Path, tmp_path: Path) -> None:
+def copy_files(folder: Path, to: Path) -> None:
     for file in folder.glob("*.*"):
         if file.is_file():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+            (to / file.name).write_bytes(file.read_bytes())
+
+
+def test_graph_that_is_not_recorded_is_built_again(folder: Path, tmp_path: Path) -> None:
+    copy_files(folder, tmp_path)
     network = json.loads((folder / "network.json").read_text())
     (tmp_path / "network.json").write_text(json.dumps({**network, "edges": None}))
     assert read_traffic(tmp_path).neighbours == read_traffic(folder).neighbours
 
 
 def test_missing_line_of_the_nodes_is_named(folder: Path, tmp_path: Path) -> None:
-    for file in folder.glob("*.*"):
-        if file.is_file():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_files(folder, tmp_path)
     lines = (tmp_path / "nodes.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "nodes.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(InputError, match=r"nodes.jsonl: nothing to replay; 3 lines for 4 evaluations"):
@@ -126,10 +131,11 @@ def test_wan_latencies_are_symmetric() -> None:
         ("p.yaml", "regions: [a]", r"region_latency_ms: 0 values for 1 regions"),
         ("t.csv", "", r"the column latency_ms is missing"),
         ("t.csv", "latency_ms,bandwidth_mbit\n", r"t.csv: no rows"),
-        ("t.csv", "latency_ms,bandwidth_mbit,speed\n1,2,3\n", r"unknown column 'speed'"),
-        ("t.csv", "latency_ms,bandwidth_mbit\n1,0\n", r"bandwidth_mbit: .0. is not allowed; must be a number above 0"),
-        ("t.csv", "latency_ms,bandwidth_mbit\nnan,1\n", r"line 2: latency_ms: 'nan' is not allowed"),
-        ("t.csv", "from,latency_ms,bandwidth_mbit\n-1,1,1\n", r"line 2: from: '-1' is not allowed"),
+        ("t.csv", "latency_ms,bandwidth_mbit,speed\n1,2,3\n", r"t.csv: column 3 is unknown"),
+        ("t.csv", "latency_ms,bandwidth_mbit\n1,0\n", r"line 2: bandwidth_mbit must be a number above 0"),
+        ("t.csv", "latency_ms,bandwidth_mbit\nnan,1\n", r"line 2: latency_ms must be a number of at least 0"),
+        ("t.csv", "from,latency_ms,bandwidth_mbit\n-1,1,1\n", r"line 2: from must be the number of a node"),
+        ("t.csv", f"to,latency_ms,bandwidth_mbit\n{'9' * 5000},1,1\n", r"line 2: to must be the number of a node"),
     ],
 )
 def test_wrong_profile_is_one_line(file: str, text: str, message: str, tmp_path: Path) -> None:
@@ -149,3 +155,86 @@ def test_profile_file_may_name_a_trace(tmp_path: Path) -> None:
     profile = load_profile(str(tmp_path / "p.yaml"))
     assert profile.latency_ms == 3
     assert (profile.trace[0].seconds, profile.trace[0].sender, profile.trace[0].receiver) == (2, None, 1)
+
+
+TOKEN = "ghp_0123456789abcdef"
+
+
+@pytest.mark.parametrize("text", [
+    TOKEN, f"{TOKEN},{TOKEN}\n", f"latency_ms,bandwidth_mbit,{TOKEN}\n", f"latency_ms,bandwidth_mbit\n{TOKEN},1\n",
+    f"from,latency_ms,bandwidth_mbit\n{TOKEN},1,1\n", f"to,latency_ms,bandwidth_mbit\n*,1,{TOKEN}\n",
+])
+def test_a_trace_is_never_quoted(text: str, tmp_path: Path) -> None:
+    """A profile of somebody else may name any file as its trace."""
+    (tmp_path / "secret.csv").write_text(text)
+    (tmp_path / "p.yaml").write_text("trace: secret.csv\n")
+    with pytest.raises(InputError) as caught:
+        load_profile(str(tmp_path / "p.yaml"))
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_trace_without_an_end_is_refused(tmp_path: Path) -> None:
+    """Neither a device nor a pipe is read."""
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    for name in ("pipe.csv", "zero.csv"):
+        with pytest.raises(InputError, match="not a regular file"):
+            load_profile(str(tmp_path / name))
+
+
+def test_a_trace_too_long_for_the_graph_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time at which it changes needs a latency and a rate per link."""
+    monkeypatch.setattr("dbo.platform.runs.replay._MAX_TRACE_CELLS", 10)
+    rows = tuple(
+        TraceRow(seconds=at, sender=None, receiver=None, latency_ms=1.0, bandwidth_mbit=1.0) for at in range(9))
+    with pytest.raises(InputError, match="a trace that changes at 9 times is too long"):
+        read_traffic(folder).replay(replace(load_profile("wan"), trace=rows))
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("packets", 10**15, "node updates are too many to replay"),
+    ("packets", 10**400, "packets must be a number"),
+    ("packets", -1, "packets must be a number"),
+    ("packets", "12", "packets must be a number"),
+    ("packets", [1], "packets must be a number"),
+    ("packets", True, "packets must be a number"),
+])
+def test_forged_traffic_is_refused(folder: Path, tmp_path: Path, name: str, value: object, message: str) -> None:
+    """A foreign folder must neither hang a report nor end it with a traceback."""
+    copy_files(folder, tmp_path)
+    records = read_metrics(folder / "metrics.jsonl")
+    records[-1][name] = value
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(InputError, match=message):
+        read_traffic(tmp_path)
+
+
+@pytest.mark.parametrize("value", [
+    None, 3, "text", {"a": 1}, ["1"] * 4, [[1], [2, 3]], [1, 2], [None] * 4, [10**400] * 4, [{}] * 4, [1e999] * 4])
+def test_forged_bytes_and_computing_times(folder: Path, tmp_path: Path, value: object) -> None:
+    """Bytes that are not a number per node are refused; computing times of another kind count as missing."""
+    copy_files(folder, tmp_path)
+    records = read_metrics(folder / "metrics.jsonl")
+    if value != [1, 2]:                 # the times of two blocks
+        for record in records:
+            record["block_seconds"] = value
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        assert not read_traffic(tmp_path).has_compute
+    rows = [json.loads(line) | {"bytes": value} for line in (folder / "nodes.jsonl").read_text().splitlines()]
+    (tmp_path / "nodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="bytes must be a number per node"):
+        read_traffic(tmp_path)
+
+
+def test_a_graph_with_too_many_links_is_not_built(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The links of a complete graph grow with the square of its nodes."""
+    copy_files(folder, tmp_path)
+    network = json.loads((folder / "network.json").read_text())
+    (tmp_path / "network.json").write_text(json.dumps({**network, "edges": None}))
+    (tmp_path / "experiment.yaml").write_text("topology: {name: complete}\nseed: x\n")
+    assert len(read_traffic(tmp_path).neighbours[0]) == network["nodes"] - 1
+    monkeypatch.setattr("dbo.platform.runs.replay._MAX_BUILT_LINKS", 3)
+    with pytest.raises(InputError, match="too many links"):
+        read_traffic(tmp_path)
