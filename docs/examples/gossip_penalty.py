@@ -1,5 +1,8 @@
-"""A whole algorithm: gossip and gradient steps on f + λ (g − min g). As gossip with constant steps always does, it ends
-at a distance proportional to `step` from the solution for the penalty λ; where all nodes have the same data, there."""
+"""A whole algorithm in one file: gossip and gradient steps on f + λ (g − min g). Try it with
+
+    dbo run plugins=[docs/examples/gossip_penalty.py] algorithm=gossip_penalty task=quadratic rounds=500
+
+It ends at a distance proportional to `step` from the solution for λ; where all nodes have the same data, at it."""
 from dataclasses import dataclass
 
 import dbo

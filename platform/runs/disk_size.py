@@ -50,7 +50,7 @@ def estimate_disk(experiment: Experiment, prepared: Prepared) -> DiskSize:
 
 
 def describe_large_run(experiment: Experiment, prepared: Prepared, folder: Path) -> str | None:
-    """Return what a large run takes on the disk, and whether there is room; None for a small one."""
+    """Return what a large run takes on the disk, and whether the disk has enough space; None for a small one."""
     problem = prepared.problem
     rows = problem.nodes * (problem.dim_x + problem.dim_y) * np.dtype(experiment.dtype).itemsize
     if _add_up(experiment, problem.nodes, _MOST_VECTORS * rows, 3 * rows).while_running < LARGE:
@@ -59,8 +59,8 @@ def describe_large_run(experiment: Experiment, prepared: Prepared, folder: Path)
     if size.while_running < LARGE:
         return None
     free = shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
-    room = f"; only {format_bytes(free)} are free" if free < size.while_running else ""
-    return f"disk: {size}{room}"
+    warning = f"; only {format_bytes(free)} are free" if free < size.while_running else ""
+    return f"disk: {size}{warning}"
 
 
 def _add_up(experiment: Experiment, nodes: int, checkpoint: int, final: int) -> DiskSize:

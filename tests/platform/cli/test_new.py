@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dbo.platform.cli.skeletons import ALGORITHM
 from dbo.platform.config.experiment import Experiment
 
 Command = Callable[..., Any]
@@ -68,3 +69,18 @@ def test_a_dry_run_shows_what_a_run_would_do(dbo: Command, tiny_overrides: tuple
     assert {"sizes", "network", "traffic", "time", "folder"} <= lines.keys()
     assert os.listdir(tmp_path) == []
     assert dbo("run", *tiny_overrides, "--dry-run", "rounds=0").code == 2
+
+
+def test_the_skeleton_is_the_documented_example() -> None:
+    """Its state, start and round are those of docs/examples/gossip_penalty.py, which a wheel does not have."""
+    example = Path(__file__).parents[3] / "docs" / "examples" / "gossip_penalty.py"
+
+    def unparse(text: str) -> list[str]:
+        found = {node.name: node for node in ast.parse(text).body
+                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+        for node in found.values():
+            if ast.get_docstring(node):
+                del node.body[0]
+        return [ast.unparse(found[name]) for name in ("State", "init", "gossip_penalty")]
+
+    assert unparse(ALGORITHM.replace("NAME", "gossip_penalty")) == unparse(example.read_text(encoding="utf-8"))

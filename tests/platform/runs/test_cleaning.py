@@ -199,13 +199,13 @@ def test_an_unfinished_run_keeps_its_newest_intact_checkpoint(
 def test_a_run_in_use_is_not_touched(tiny: Tiny, tmp_path: Path) -> None:
     """Neither by the plan nor by the removal, which takes the lock."""
     run(tiny(), tmp_path / "r")
-    holder = RunFolder(tmp_path / "r")
-    holder.acquire()
+    owner = RunFolder(tmp_path / "r")
+    owner.acquire()
     try:
         for found in (plan_cleanup(tmp_path / "r"), clean_run(tmp_path / "r")):
             assert (found.places, found.note) == ((), "in use by another run")
     finally:
-        holder.release()
+        owner.release()
     assert rounds(tmp_path / "r") == [4, 6]
 
 

@@ -34,8 +34,8 @@ def test_estimate_is_near_the_size_of_the_folder(tiny: Tiny, tmp_path: Path, alg
     assert abs(estimate.finished - found) < 0.2 * found + 20_000
 
 
-def test_a_small_run_says_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And builds no state for that. A large one says how much it takes, and if there is no room."""
+def test_a_small_run_has_no_notice(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And builds no state for that. A large one states how much it takes, and whether the space is missing."""
     experiment = tiny()
     prepared = prepare(experiment)
     assert describe_large_run(experiment, prepared, tmp_path) is None

@@ -27,7 +27,7 @@ def test_packed_bytes_are_read_back(tmp_path: Path, nodes: int) -> None:
     assert found.astype(np.int64).tolist() == sent
 
 
-def test_10_000_nodes_take_a_third_of_the_room() -> None:
+def test_10_000_nodes_take_a_third_of_the_space() -> None:
     """Counts of a run differ in their low bytes alone; control: the list of numbers."""
     sent = (2_000_000_000 + np.random.default_rng(0).integers(-3000, 3000, 10_000)).tolist()
     packed, plain = (len(json.dumps(line)) for line in (pack_line({"bytes": sent}), {"bytes": sent}))
