@@ -260,7 +260,8 @@ def at_rest(problem: QuadraticProblem, net: Network, lam: float) -> LocalEngine:
 
     block.state = c2dfb.State(
         t=block.state.t, x=x, s=zero_x, u=shard.f_x(x, y) + lam * (shard.g_x(x, y) - shard.g_x(x, z)),
-        loop_y=loop(y, shard.f_y(x, y) / lam + shard.g_y(x, y)), loop_z=loop(z, shard.g_y(x, z)), outer=c2dfb.start_outer(x[:, :0]),
+        loop_y=loop(y, shard.f_y(x, y) / lam + shard.g_y(x, y)), loop_z=loop(z, shard.g_y(x, z)),
+        outer=c2dfb.start_outer(x[:, :0]),
     )
     return made
 
