@@ -35,7 +35,7 @@ def shipped() -> dict[tuple[str, str], SearchResult]:
 
 
 # Methods that run with their defaults until they are searched: python -m dbo.sweeps.tuning --algorithms … --write
-UNSEARCHED_TASKS = {"hyper_cleaning/digits"}
+UNSEARCHED_TASKS = {"hyper_cleaning/digits", "hyper_cleaning/mnist"}
 UNSEARCHED = {
     "sparkle", "storm_pl", "sun_dsbo", "slam", "f2sa", "stocbio", "soba",
     "fednest", "simfbo", "fedbioacc", "aggitd", "ef_soba", "c2dfb_lead", "c2dfb_central", "lean",
