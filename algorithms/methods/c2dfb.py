@@ -4,12 +4,12 @@ M. Wen, C. Liu, A. M. Abdelmoniem, Y. Zhou, Y. Xu: A Communication and Computati
 for Decentralized Bilevel Optimization, arXiv 2410.14115, Algorithms 1 and 2.
 
 Per round a node sends x and s uncompressed (one packet) and, in each of the K inner steps, four compressed residuals
-(one packet): 2 d_x + 4 K k values in K + 1 packets; with `compressor_x` 2 k_x instead of 2 d_x. Oracles: 3(K + 1) partial gradients in y and 3 in x; with
-`tracker: cached`, which takes none before the first step, 3 K and 3.
+(one packet): 2 d_x + 4 K k values in K + 1 packets; with `compressor_x` 2 k_x instead of 2 d_x. Oracles: 3(K + 1)
+partial gradients in y and 3 in x; with `tracker: cached`, which takes none before the first step, 3 K and 3.
 
 departs: the y loop steps on h / λ with the η_in of the z loop, where the paper's theory takes η_in ~ 1/(λ L_g) and its
 experiments η_in = 1 (`y_objective: h` is its text; parts/penalty.py has the reasons).
-departs: `eta_y` and `eta_z` give the loops steps of their own; with one η_in and `y_objective: h`, z lags by a factor λ.
+departs: `eta_y` and `eta_z` give the loops their own steps; with one η_in and `y_objective: h`, z lags by a factor λ.
 departs: `compressor_x` sends residuals of x and s to reference points, as the inner loops do, where d_x dominates; with
 the identity the iterates are those of the paper.
 departs: residuals of the two inner loops and of iterate and tracker travel together, since s^{k+1} needs no
@@ -48,6 +48,7 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
+from dbo.algorithms.parts.consensus import derive_gamma
 from dbo.algorithms.parts.penalty import YObjective, upper_gradient, y_gradient
 from dbo.algorithms.references import penalty_methods as references
 
@@ -60,7 +61,10 @@ class Loops:
     lam: float = param(10.0, gt=0, help="penalty λ (called σ in the paper's experiments)")
     eta_in: float = param(1.0, gt=0, help="step size of the inner loops", schedule=True)
     eta_out: float = param(1.0, gt=0, help="step size of x", schedule=True)
-    gamma_in: float = param(0.5, gt=0, le=1, help="consensus step of the inner loops", schedule=True)
+    gamma_in: float = param(
+        0.5, gt=0, le=1, help="consensus step of the inner loops; auto: from Q and the network", schedule=True,
+        auto=derive_gamma,
+    )
     gamma_out: float = param(0.5, gt=0, le=1, help="consensus step of x and its tracker", schedule=True)
     y_objective: YObjective = param("h_over_lambda", help="what the y loop descends on: h / λ, or h = f + λ g")
     tracker: Literal["refresh", "cached"] = param(

@@ -35,6 +35,7 @@ from dbo.algorithms.api import (
     round_key,
 )
 from dbo.algorithms.methods.c2dfb import Gradient, Inner, Step, inner_step, receive, refresh, reset, start
+from dbo.algorithms.parts.consensus import derive_gamma
 from dbo.algorithms.parts.penalty import central_gradient, shifted_gradient
 from dbo.algorithms.references import penalty_methods as references
 
@@ -47,7 +48,10 @@ class Config:
     lam: float = param(10.0, gt=0, help="λ, the inverse step of the central difference")
     eta_in: float = param(1.0, gt=0, help="step size of the inner loops", schedule=True)
     eta_out: float = param(1.0, gt=0, help="step size of x", schedule=True)
-    gamma_in: float = param(0.5, gt=0, le=1, help="consensus step of the inner loops", schedule=True)
+    gamma_in: float = param(
+        0.5, gt=0, le=1, help="consensus step of the inner loops; auto: from Q and the network", schedule=True,
+        auto=derive_gamma,
+    )
     gamma_out: float = param(0.5, gt=0, le=1, help="consensus step of x and its tracker", schedule=True)
     compressor: Compressor = param(TopK(ratio=0.2), help="Q, applied to residuals row by row")
     reset_every: int = param(

@@ -33,6 +33,7 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
+from dbo.algorithms.parts.consensus import derive_gamma
 from dbo.algorithms.parts.penalty import YObjective, upper_gradient, y_gradient
 from dbo.algorithms.references import penalty_methods as references
 
@@ -45,7 +46,10 @@ class Config:
     lam: float = param(10.0, gt=0, help="penalty λ")
     eta_in: float = param(0.3, gt=0, help="step size of the inner loops", schedule=True)
     eta_out: float = param(0.1, gt=0, help="step size of x", schedule=True)
-    gamma_in: float = param(0.5, gt=0, le=1, help="consensus step of the inner loops", schedule=True)
+    gamma_in: float = param(
+        0.5, gt=0, le=1, help="consensus step of the inner loops; auto: from Q and the network", schedule=True,
+        auto=derive_gamma,
+    )
     gamma_out: float = param(0.5, gt=0, le=1, help="consensus step of x and its tracker", schedule=True)
     alpha: float = param(1.0, gt=0, le=1, help="α, step of the reference points", schedule=True)
     y_objective: YObjective = param("h_over_lambda", help="what the y loop descends on: h / λ, or h = f + λ g")

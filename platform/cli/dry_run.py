@@ -18,6 +18,8 @@ _STYLES = {"you": "bold yellow", "preset": "cyan", "default": "dim"}
 def show_dry_run(experiment: "Experiment", folder: str) -> None:
     """Print every value with its source, then sizes, traffic and time from two measured rounds."""
     from dbo.platform.config.engines import LocalSettings
+    from dbo.platform.engine.arrangement import arrange
+    from dbo.platform.engine.automatic import derive_values
     from dbo.platform.runs.disk_size import estimate_disk, format_bytes
     from dbo.platform.runs.preparation import prepare
     from dbo.sweeps.estimate import measure_experiment
@@ -41,6 +43,9 @@ def show_dry_run(experiment: "Experiment", folder: str) -> None:
         "disk": str(estimate_disk(experiment, prepared)),
         "folder": folder,
     }
+    problem, network = arrange(experiment.parts.algorithm, prepared.problem, prepared.network)
+    if derived := derive_values(experiment, problem, network):
+        facts["auto"] = ", ".join(f"{name} = {value:.3g}" for name, value in derived.items())
     console.print()
     for name, text in facts.items():
         print_line(f"{name:<8} {text}")

@@ -24,11 +24,13 @@ from pydantic_core import PydanticCustomError
 
 from dbo.algorithms.api import COMPRESSORS
 from dbo.algorithms.registry import Algorithm, algorithms
+from dbo.parameters import declaration
 from dbo.platform.config import code_identity, models, paths, presets, tracking_uri, yaml_io
 from dbo.platform.config import overrides as overriding
 from dbo.platform.config import plugins as plugging
 from dbo.platform.config.engine_choice import AUTO, Choice, choose_engine
 from dbo.platform.config.engines import ENGINES, EngineSettings
+from dbo.platform.config.schedules import AUTO as DERIVED
 from dbo.platform.config.schedules import Schedules, build_schedule, split_schedules
 from dbo.platform.config.validation import DataclassInstance, build, format_error, list_parameters, pick, validate
 from dbo.platform.errors import InputError
@@ -464,11 +466,13 @@ def _build_config(algorithm: Algorithm, section: Section) -> tuple[DataclassInst
         for name, value in section.items() if isinstance(value, Mapping) and "schedule" in value
     }
     values |= {name: schedule.value for name, schedule in schedules.items()}
+    automatic = tuple(f.name for f in fields(algorithm.config) if values.get(f.name) == DERIVED and declaration(f).auto)
+    values = {name: value for name, value in values.items() if name not in automatic}
     for key in COMPRESSOR_KEYS:
         if (compressor := values.get(key)) is not None:
             values[key] = build(f"algorithm.{key}", COMPRESSORS[compressor["name"]], compressor)
     config: DataclassInstance = build("algorithm", algorithm.config, values)
-    return config, Schedules(schedules)
+    return config, Schedules(schedules, automatic)
 
 
 def _check_count(

@@ -2,6 +2,9 @@
 
     algorithm: {name: c2dfb, eta_out: {schedule: cosine, value: 1.0, end: 0.01, rounds: 500}}
 
+`auto` is derived once, when the network is known: from the configuration, the dimensions and facts such as the spectral
+gap, with the function that the parameter declares. Every block derives the same number.
+
 A schedule is a function of the number of rounds done, so resumed and extended runs continue it. Algorithms do not see
 it: every round gets a configuration with that round's numbers.
 """
@@ -12,9 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
+from dbo.algorithms.api import NetworkFacts
 from dbo.parameters import declaration, param
 from dbo.platform.config.validation import DataclassInstance, build, pick, validate
 from dbo.platform.errors import InputError
+
+AUTO = "auto"
 
 
 class Schedule(Protocol):
@@ -88,6 +94,18 @@ class Schedules:
     """The schedules of a configuration, by parameter."""
 
     by_name: Mapping[str, Schedule] = field(default_factory=dict)
+    automatic: tuple[str, ...] = ()     # parameters whose value is derived from the network
+
+    def derive(self, config: DataclassInstance, network: NetworkFacts, dim_x: int, dim_y: int) -> dict[str, float]:
+        """Return the values of `automatic`."""
+        declared = {f.name: declaration(f).auto for f in fields(config)}
+        derived = {name: declared[name] for name in self.automatic}
+        return {name: float(rule(config, network, dim_x, dim_y)) for name, rule in derived.items() if rule is not None}
+
+    def resolve(self, config: DataclassInstance, network: NetworkFacts, dim_x: int, dim_y: int) -> "Schedules":
+        """Return the schedules of a run on this network: what is automatic is a constant."""
+        found = self.derive(config, network, dim_x, dim_y)
+        return Schedules({**self.by_name, **{name: Constant(value=value) for name, value in found.items()}})
 
     def apply(self, config: DataclassInstance, round_: int) -> DataclassInstance:
         """Return the configuration of round `round_` (1, 2, …); of the start if it is 0."""
@@ -98,11 +116,19 @@ class Schedules:
         return changed
 
 
-def split_schedules(config: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the values with each schedule replaced by its first number, and the resolved schedules by parameter."""
-    plain, resolved = dict(values), {}
+def split_schedules(config: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values with each schedule replaced by its first number, and the resolved schedules by parameter.
+
+    A value that is `auto` is left to its default until the network is known.
+    """
+    plain: dict[str, Any] = dict(values)
+    resolved: dict[str, Any] = {}
     can_vary = {f.name for f in fields(config) if declaration(f).schedule}
+    can_derive = {f.name for f in fields(config) if declaration(f).auto is not None}
     for name, value in values.items():
+        if value == AUTO and name in can_derive:
+            plain.pop(name)
+            resolved[name] = AUTO
         if not isinstance(value, Mapping) or "schedule" not in value:
             continue
         where = f"algorithm.{name}"

@@ -138,7 +138,8 @@ class Block:
         self.device = device or Cpu()
         placed = self.device.place(problem.shard(self.ids))
         self.shard = CountingShard(placed, batches, network=describe_network(network))
-        self._schedules = schedules or Schedules()
+        facts = self.shard.network
+        self._schedules = (schedules or Schedules()).resolve(config, facts, problem.dim_x, problem.dim_y)
         self._network = network
         self._plans = {("edges", frozenset[int]()): plan_gossip(network, self.ids, self.device)}
         self._places = _list_places(network, self.ids)

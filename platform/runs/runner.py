@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.plugins import ship
 from dbo.platform.engine.arrangement import arrange
+from dbo.platform.engine.automatic import derive_values, describe_derived
 from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.block import describe_network, init_state
 from dbo.platform.engine.convexity import describe_convexity
@@ -176,14 +177,16 @@ class _Execution:
     callback: RunCallback
     resume: bool
     start: StartPoint
+    derived: dict[str, float] = field(default_factory=dict)      # values of parameters that are `auto`
 
     def run(self) -> Result:
         parts, progress = self.experiment.parts, RunProgress(self.prepared.data_digest)
         problem, graph = arrange(parts.algorithm, self.prepared.problem, self.prepared.network)
         disk = describe_large_run(self.experiment, self.prepared, self.folder.path)
+        self.derived = derive_values(self.experiment, problem, graph)
         start = (
             self._describe_engine(), disk, startup_notice(parts.engine), self._describe_steps(),
-            describe_convexity(parts.algorithm, parts.config, problem),
+            describe_convexity(parts.algorithm, parts.config, problem), describe_derived(self.derived),
         )
         for notice in (*self.start.notices, *start):
             if notice:
@@ -243,7 +246,7 @@ class _Execution:
             self.folder.log_event(
                 "started", after_round=done, rounds=self.experiment.rounds, run_key=self.experiment.run_key,
                 version=find_version(), hosts=loop.engine.count_hosts(), **collect_provenance(),
-                environment=collect_environment(),
+                environment=collect_environment(), **({"derived": self.derived} if self.derived else {}),
             )
             has_started = True
             self.callback.on_start(self.experiment, done)

@@ -260,7 +260,8 @@ def at_rest(problem: QuadraticProblem, net: Network, lam: float) -> LocalEngine:
 
     block.state = c2dfb.State(
         t=block.state.t, x=x, s=zero_x, u=shard.f_x(x, y) + lam * (shard.g_x(x, y) - shard.g_x(x, z)),
-        loop_y=loop(y, shard.f_y(x, y) / lam + shard.g_y(x, y)), loop_z=loop(z, shard.g_y(x, z)), outer=c2dfb.start_outer(x[:, :0]),
+        loop_y=loop(y, shard.f_y(x, y) / lam + shard.g_y(x, y)), loop_z=loop(z, shard.g_y(x, z)),
+        outer=c2dfb.start_outer(x[:, :0]),
     )
     return made
 
@@ -462,9 +463,10 @@ def test_compressed_x_sends_fewer_values() -> None:
     sent = {}
     for label, q in (("whole", None), ("compressed", TopK(ratio=0.5))):
         made = engine(algorithms()["c2dfb"], c2dfb.Config(**STEPS, compressor_x=q), problem, net)
-        made.advance(1)
+        for round_ in (1, 2, 3):        # x and its tracker start at 0
+            made.advance(round_)
         before = {name: values.copy() for name, values in made.ledger().values_by_channel().items()}
-        made.advance(2)
+        made.advance(4)
         after = made.ledger().values_by_channel()
         sent[label] = int(sum(after[name][0] - before[name][0] for name in ("x", "s")))
     assert sent == {"whole": 2 * problem.dim_x, "compressed": 2 * (problem.dim_x // 2)}

@@ -277,6 +277,38 @@ def test_death_that_shows_first_in_a_neighbour_is_recovered(
     assert same(calm.folder, survived.folder)
 
 
+OWN_METHODS: dict[str, dict[str, Any]] = {
+    "c2dfb_lead": {"name": "c2dfb_lead", "inner_steps": 3},
+    "c2dfb_central": {"name": "c2dfb_central", "inner_steps": 3, "eta_in": 0.3},
+    "lean": {"name": "lean", "inner_steps": 3, "momentum": 0.2, "ratio_z": 0.3},
+    "c2dfb switches": {
+        "name": "c2dfb", "inner_steps": 3, "eta_y": 0.3, "eta_z": 0.2, "gamma_in": "auto",
+        "compressor_x": {"name": "top_k", "ratio": 0.5, "bits": 4},
+    },
+}
+
+
+@pytest.mark.parametrize("label", OWN_METHODS)
+def test_own_methods_survive_a_kill_with_the_same_bits(
+    ray: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str
+) -> None:
+    """A worker that is killed in round 4 leaves the bits of a calm run; both equal the local engine."""
+    changes = {"algorithm": OWN_METHODS[label]}
+    assert_ray_equals_local(tmp_path, OWN_METHODS[label]["name"], **changes)
+    advance, killed = RayEngine.advance, []
+
+    def kill_in_round_4(engine: RayEngine, round_: int, last: int | None = None) -> None:
+        if round_ == 4 and not killed:
+            killed.append(engine.pids()[-1])
+            os.kill(killed[0], signal.SIGKILL)
+        advance(engine, round_, last)
+
+    monkeypatch.setattr(RayEngine, "advance", kill_in_round_4)
+    survived = run(experiment(**changes), tmp_path / "hit")
+    assert len(survived.summary["recoveries"]) >= 1
+    assert same(tmp_path / "ray", survived.folder)
+
+
 def test_recoveries_are_bounded(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After max_recoveries the run fails with that reason, and keeps its checkpoint."""
     advance = RayEngine.advance

@@ -36,6 +36,7 @@ def shipped() -> dict[tuple[str, str], SearchResult]:
 
 # Methods that run with their defaults until they are searched: python -m dbo.sweeps.tuning --algorithms … --write
 UNSEARCHED = {"c2dfb_central"}
+UNSEARCHED_TASKS = {"hyper_cleaning/mnist"}
 # Searched for every algorithm. The other tasks of the plan have entries of twelve of them, of an older search.
 SEARCHED = ("quadratic", "coefficient_tuning/digits", "hyper_cleaning/digits")
 OLDER = (
@@ -51,7 +52,7 @@ def test_every_algorithm_has_a_preset_on_the_embedded_tasks() -> None:
 
 def test_twelve_algorithms_have_a_preset_on_every_task() -> None:
     """`dbo run task.name=…` has tuned steps, older ones on the tasks that have not been searched again."""
-    assert {(name, task) for name in OLDER for task in PLAN.tasks} <= set(ENTRIES)
+    assert {(name, task) for name in OLDER for task in PLAN.tasks if task not in UNSEARCHED_TASKS} <= set(ENTRIES)
 
 
 @pytest.mark.parametrize(("file", "budget"), [("field-digits", 8000), ("field-cleaning", 3200)])
