@@ -23,7 +23,7 @@ from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.local import LocalEngine
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import TOPOLOGIES, Network, build_network
-from dbo.platform.verify import certificates, channels, contracts, draws, switches, trajectories, wide_rows
+from dbo.platform.verify import certificates, channels, contracts, draws, fused_rows, switches, trajectories
 from dbo.platform.verify.certificates import Certificate
 from dbo.platform.verify.check import Check
 from dbo.tasks.api import Problem
@@ -212,11 +212,11 @@ def _check_channels(at: Subject) -> Check:
     return _judge("channels", failures, f"{', '.join(names)} have influence on x or y")
 
 
-def _check_wide_rows(at: Subject) -> Check:
-    single, double = wide_rows.measure_errors(at.algorithm, certificates.configure(at.algorithm))
+def _check_fused_rows(at: Subject) -> Check:
+    single, double = fused_rows.measure_errors(at.algorithm, certificates.configure(at.algorithm))
     measured = (f"float32 through the fused kernels is {single:.1e} from plain float32 and {double:.1e} from plain "
-                f"float64 after {wide_rows.ROUNDS} rounds")
-    return _judge("wide rows", [] if max(single, double) <= wide_rows.TOLERANCE else [measured], measured)
+                f"float64 after {fused_rows.ROUNDS} rounds")
+    return _judge("wide rows", [] if max(single, double) <= fused_rows.TOLERANCE else [measured], measured)
 
 
 def _judge(name: str, failures: list[str], measured: str) -> Check:
@@ -228,6 +228,6 @@ def _judge(name: str, failures: list[str], measured: str) -> Check:
 
 _CHECKS: dict[str, Callable[[Subject], Check]] = {
     "switches": _check_switches, "reference": _check_reference, "compressors": _check_compressors,
-    "draws": _check_draws, "channels": _check_channels, "wide rows": _check_wide_rows,
+    "draws": _check_draws, "channels": _check_channels, "wide rows": _check_fused_rows,
 }
 NAMES = tuple(_CHECKS)

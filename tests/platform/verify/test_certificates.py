@@ -185,8 +185,8 @@ def fail(dbo: Any, name: str) -> str:
     """Run `dbo verify` and return its error: exit 1, one line that starts with the algorithm's name."""
     done = dbo("verify", "--algorithm", name)
     assert done.code == 1
-    assert done.err.startswith(f"dbo: failed: {name}: ")
-    message: str = done.err
+    message: str = done.err.splitlines()[-1]                 # a first run also says that it compiles kernels
+    assert message.startswith(f"dbo: failed: {name}: ")
     return message
 
 
@@ -253,12 +253,12 @@ def test_tracker_without_the_refresh_fails(dbo: Any, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", algorithms())
-def test_wrong_sign_in_the_hypergradient_fails(dbo: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_wrong_sign_in_the_hypergradient_fails(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """−∇_x g or −∇²_xy g v, whichever it uses, instead of the right one: direction and end change."""
     in_x, product = CountingShard.g_x, CountingShard.g_xy
     monkeypatch.setattr(CountingShard, "g_x", lambda self, x, y: -in_x(self, x, y))
     monkeypatch.setattr(CountingShard, "g_xy", lambda self, x, y, v: -product(self, x, y, v))
-    error, claim = fail(dbo, name), algorithms()[name].claim
+    error, claim = "; ".join(verify(algorithms()[name]).failures), algorithms()[name].claim
     assert claim is not None
     assert "end is" in error
     assert "hypergradient is" in error or not claim.follows

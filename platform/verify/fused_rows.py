@@ -102,10 +102,10 @@ def measure_errors(algorithm: Algorithm, config: Any) -> tuple[float, float]:
     """
     config, dim = shorten(config, FEW), fused.MIN_ENTRIES
     floats = replace(config, **dict.fromkeys(list_compressors(config), TopK()))
-    wide = [_run(algorithm, each, dim, "float32") for each in (config, floats)]
+    fast = [_run(algorithm, each, dim, "float32") for each in (config, floats)]
     with _plain_arithmetic():
         single, double = _run(algorithm, config, dim, "float32"), _run(algorithm, floats, dim, "float64")
-    return _measure_distance(wide[0], single), _measure_distance(wide[1], double)
+    return _measure_distance(fast[0], single), _measure_distance(fast[1], double)
 
 
 def _measure_distance(found: dict[str, Array], expected: dict[str, Array]) -> float:
