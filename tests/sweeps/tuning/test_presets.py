@@ -34,8 +34,8 @@ def shipped() -> dict[tuple[str, str], SearchResult]:
     }
 
 
-# Methods that run with their defaults until they are searched: python -m dbo.sweeps.tuning --algorithms … --write
-UNSEARCHED: set[str] = set()
+# Methods that run with their defaults on the tasks with data: nothing that the search tried holds, or not yet searched
+UNSEARCHED = {"c2dfb_lead"}
 # Searched for every algorithm. The other tasks of the plan have entries of twelve of them, of an older search.
 SEARCHED = ("quadratic", "coefficient_tuning/digits", "hyper_cleaning/digits")
 OLDER = (
@@ -46,7 +46,9 @@ OLDER = (
 
 def test_every_algorithm_has_a_preset_on_the_embedded_tasks() -> None:
     """`dbo run algorithm.name=X` has steps that the current plan has found, for every X, on these tasks."""
-    assert {(name, task) for name in algorithms() if name not in UNSEARCHED for task in SEARCHED} <= set(FOUND)
+    missing = {(name, task) for name in algorithms() for task in SEARCHED} - set(FOUND)
+    assert {name for name, _ in missing} <= UNSEARCHED
+    assert all(task != "quadratic" for _, task in missing)
 
 
 def test_twelve_algorithms_have_a_preset_on_every_task() -> None:
@@ -54,7 +56,7 @@ def test_twelve_algorithms_have_a_preset_on_every_task() -> None:
     assert {(name, task) for name in OLDER for task in PLAN.tasks} <= set(ENTRIES)
 
 
-@pytest.mark.parametrize(("file", "budget"), [("field-digits", 8000), ("field-cleaning", 3200)])
+@pytest.mark.parametrize(("file", "budget"), [("field-digits", 4000), ("field-cleaning", 3200)])
 def test_the_field_is_compared_with_equal_budgets(file: str, budget: int, costs: dict[tuple[str, str], float]) -> None:
     """The rounds in the file of a comparison are those of so many oracle calls, for every algorithm."""
     data = yaml_io.read(command.ROOT / "docs" / "examples" / f"{file}.yaml")
