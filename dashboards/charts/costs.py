@@ -59,8 +59,8 @@ def build_cost_panels(runs: GroupedRuns, setting: ComparisonSetting) -> CostPane
     if not shown:
         return None
     order = [*columns].index("oracle calls of a node")
-    rows.sort(key=lambda row: (
-        [*_NAMES].index(row.network), -row.reached, value.mean if (value := row.values[order]) else 0.0))
+    calls = {row.label: value.mean for row in rows if (value := row.values[order]) is not None}
+    rows.sort(key=lambda row: ([*_NAMES].index(row.network), -row.reached, calls.get(row.label, 0.0)))
     return CostPanels(
         tuple([*columns][number] for number in shown), tuple([*columns.values()][number][0] for number in shown),
         tuple(CostRow(row.label, row.network, row.reached, row.seeds, tuple(row.values[number] for number in shown))
