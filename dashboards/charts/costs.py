@@ -59,8 +59,8 @@ def build_cost_panels(runs: GroupedRuns, setting: ComparisonSetting) -> CostPane
     if not shown:
         return None
     order = [*columns].index("oracle calls of a node")
-    rows.sort(key=lambda row: (
-        [*_NAMES].index(row.network), -row.reached, value.mean if (value := row.values[order]) else 0.0))
+    calls = {row.label: value.mean for row in rows if (value := row.values[order]) is not None}
+    rows.sort(key=lambda row: ([*_NAMES].index(row.network), -row.reached, calls.get(row.label, 0.0)))
     return CostPanels(
         tuple([*columns][number] for number in shown), tuple([*columns.values()][number][0] for number in shown),
         tuple(CostRow(row.label, row.network, row.reached, row.seeds, tuple(row.values[number] for number in shown))
@@ -95,7 +95,7 @@ def draw_cost_panels(axes: "Sequence[Axes]", panels: CostPanels) -> None:
 def _draw_panel(axis: "Axes", panels: CostPanels, number: int) -> None:
     means = [value.mean for row in panels.rows if (value := row.values[number]) is not None and value.mean > 0]
     if means and max(means) / min(means) > 3:
-        axis.set_xscale("log")
+        _set_log_scale(axis, max(means) / min(means))
     for position, row in enumerate(panels.rows):
         value, colour = row.values[number], _COLOURS[row.network]
         if value is None or value.mean <= 0:
@@ -108,6 +108,17 @@ def _draw_panel(axis: "Axes", panels: CostPanels, number: int) -> None:
         complete = row.reached == row.seeds or not panels.is_cost[number]
         axis.plot([value.mean], [position], _MARKERS[row.network], color=colour, markersize=3.2,
                   markerfacecolor=colour if complete else "white")
+
+
+def _set_log_scale(axis: "Axes", ratio: float) -> None:
+    """Label 1, 3, 10, 30, … in plain numbers, or the decades of a wide range: panels are narrow."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if ratio < 30 else (1.0,)))
+    axis.xaxis.set_major_formatter(FuncFormatter(
+        lambda value, _: f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _add_legend(axis: "Axes", panels: CostPanels) -> None:

@@ -34,8 +34,8 @@ def shipped() -> dict[tuple[str, str], SearchResult]:
     }
 
 
-# Methods that run with their defaults until they are searched: python -m dbo.sweeps.tuning --algorithms … --write
-UNSEARCHED = {"c2dfb_central"}
+# Methods that run with their defaults on the tasks with data: nothing that the search tried holds, or not yet searched
+UNSEARCHED = {"c2dfb_lead", "c2dfb_central", "lean"}
 UNSEARCHED_TASKS = {"hyper_cleaning/mnist"}
 # Searched for every algorithm. The other tasks of the plan have entries of twelve of them, of an older search.
 SEARCHED = ("quadratic", "coefficient_tuning/digits", "hyper_cleaning/digits")
@@ -47,7 +47,9 @@ OLDER = (
 
 def test_every_algorithm_has_a_preset_on_the_embedded_tasks() -> None:
     """`dbo run algorithm.name=X` has steps that the current plan has found, for every X, on these tasks."""
-    assert {(name, task) for name in algorithms() if name not in UNSEARCHED for task in SEARCHED} <= set(FOUND)
+    missing = {(name, task) for name in algorithms() for task in SEARCHED} - set(FOUND)
+    assert {name for name, _ in missing} <= UNSEARCHED
+    assert all(task != "quadratic" for _, task in missing)
 
 
 def test_twelve_algorithms_have_a_preset_on_every_task() -> None:
@@ -55,7 +57,7 @@ def test_twelve_algorithms_have_a_preset_on_every_task() -> None:
     assert {(name, task) for name in OLDER for task in PLAN.tasks if task not in UNSEARCHED_TASKS} <= set(ENTRIES)
 
 
-@pytest.mark.parametrize(("file", "budget"), [("field-digits", 8000), ("field-cleaning", 3200)])
+@pytest.mark.parametrize(("file", "budget"), [("field-digits", 4000), ("field-cleaning", 3200)])
 def test_the_field_is_compared_with_equal_budgets(file: str, budget: int, costs: dict[tuple[str, str], float]) -> None:
     """The rounds in the file of a comparison are those of so many oracle calls, for every algorithm."""
     data = yaml_io.read(command.ROOT / "docs" / "examples" / f"{file}.yaml")
@@ -152,29 +154,28 @@ def prepared() -> dict[str, Any]:
 def test_preset_learns(
     name: str, task: str, costs: dict[tuple[str, str], float], prepared: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A short run with nothing but the preset does not diverge and lowers the upper loss.
+    """A short run with nothing but the preset does not diverge and lowers ψ, older presets the upper loss.
 
     On the quadratic task the start has a lower upper loss than the solution (y = 0 is not y*(0)); there, the distance
     to the solution falls.
     """
     task_plan = PLAN.tasks[task]
+    column = "solution_error" if task_plan.score == "distance" else "psi" if (name, task) in FOUND else "upper_loss"
     rounds = max(3, int(min(500, max(200, task_plan.budget // 10)) // costs[name, task]))
     experiment = Experiment(**{
         **PLAN.experiment, **task_plan.experiment, "algorithm": {"name": name}, "rounds": rounds,
-        "eval_every": 10**6, "checkpoint_every": 10**6, "psi_every": None,
+        "eval_every": 10**6, "checkpoint_every": 10**6, "psi_every": 1 if column == "psi" else None,
+        **({"topology": {"name": "star"}} if algorithms()[name].network == "star" else {}),
     })
     result = run(experiment, tmp_path / "run", prepared=prepared[task])
     assert result.status == "finished"
-    column = "solution_error" if task_plan.score == "distance" else "upper_loss"
     assert result.history[column].iloc[-1] < result.history[column].iloc[0]
 
 
 @pytest.mark.parametrize("name", [name for name in PAPER_ALGORITHMS if (name, "coefficient_tuning/digits") in FOUND])
 def test_preset_is_not_worse_than_the_defaults(name: str, tmp_path: Path) -> None:
-    """With another seed of the digits and a fifth of the budget, the preset scores at least what the defaults score."""
-    task = PLAN.tasks["coefficient_tuning/digits"].model_copy(update={"budget": 600})
-    plan = PLAN.model_copy(update={"tasks": {"coefficient_tuning/digits": task}})
-    (search,) = list_searches(plan, [name])
+    """With another seed of the digits, the preset scores at least what the defaults score."""
+    (search,) = list_searches(PLAN, [name], ["coefficient_tuning/digits"])
     trials = TrialRunner()
     preset = trials.run(search, PRESETS[name]["coefficient_tuning/digits"], seed=0)
     defaults = trials.run(search, search.default_steps, seed=0)
