@@ -172,9 +172,9 @@ engine = local(Experiment(**EXPERIMENT))
 engine._threads = 2
 print("ready", flush=True)
 for count, _ in enumerate(sys.stdin, start=1):
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     engine.advance(count)
-    print(time.perf_counter() - start, flush=True)
+    print(time.perf_counter() - start, time.process_time() - used, flush=True)
 """
 
 
@@ -193,6 +193,7 @@ class OtherProcess:
         )
         if self._read() != "ready":
             raise SystemExit(f"no rounds from {root}")
+        self._processor: list[float] = []
 
     def _read(self) -> str:
         assert self._process.stdout is not None
@@ -203,7 +204,13 @@ class OtherProcess:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return float(self._read())
+        wall, processor = map(float, self._read().split())
+        self._processor.append(processor)
+        return wall
+
+    def processor_times(self, repeats: int) -> measure.Times:
+        """Return the seconds of all threads in the last rounds: other processes disturb them less than the clock."""
+        return measure.Times(tuple(self._processor[-repeats:]))
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -239,12 +246,21 @@ def compare_processes(chosen: argparse.Namespace) -> None:
         try:
             if chosen.against:
                 others[chosen.against] = OtherProcess(old, chosen)
-            times = measure.run_in_turn({name: each.advance for name, each in others.items()}, repeats=4, warm_up=1)
+            repeats = 4
+            times = measure.run_in_turn(
+                {name: each.advance for name, each in others.items()}, repeats=repeats, warm_up=1)
+            processor = {name: each.processor_times(repeats) for name, each in others.items()}
             measure.show(times)
+            print(f"  processor time of the same rounds; load {os.getloadavg()[0]:.1f}", flush=True)
+            measure.show(processor)
             plugin, ours = times["the same lines as a plugin"], times["this code"]
             measure.judge("plugin : built-in", plugin, ours, most=1.2)
             if chosen.against:
                 measure.judge(f"{chosen.against} : this code", times[chosen.against], ours, least=1.8)
+                measure.judge(
+                    f"{chosen.against} : this code, processor time", processor[chosen.against], processor["this code"],
+                    least=1.8,
+                )
         finally:
             for each in others.values():
                 each.close()

@@ -216,7 +216,7 @@ def _sum_entries(
 @compiled
 def _is_exact(weights: Array, first: int, last: int) -> bool:
     """Decide whether a sum is ±a ± b: rounded in float64 and then in float32, it has the bits of a sum in float32."""
-    return last - first <= 2 and np.all(np.abs(weights[first:last]) == 1)
+    return last - first <= 2 and bool(np.all(np.abs(weights[first:last]) == 1))
 
 
 @compiled

@@ -7,6 +7,7 @@ the selection stays exact. `selection_kernels.py` has the passes, in three forms
 """
 
 from functools import cache
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,7 @@ def top_k(v: Array, reference: Array, k: int) -> PackedRow:
     low = max(sampled[int(at - off)], tiny) if at > off else tiny
     high = sampled[int(at + off)] if at + off < sampled.size else number(np.inf)
     words = np.empty(-(-dim // 64), dtype=np.uint64)
-    entries = np.empty(min(k + int(2 * off / sampled.size * dim), dim) + 4096, dtype=v.dtype)
-    found = np.empty(entries.size, dtype=v.dtype)
+    entries, found = _borrow(min(k + int(2 * off / sampled.size * dim), dim) + 4096, v.dtype)
     count, inside, has_nan = form.gather(v, reference, low, high, words, entries, found)
     if count < 0 or not (count - inside < k and (k <= count or low == tiny)):      # misleading sample
         entries, found = np.empty(dim + 4096, dtype=v.dtype), np.empty(dim + 4096, dtype=v.dtype)
@@ -115,7 +115,19 @@ def top_k(v: Array, reference: Array, k: int) -> PackedRow:
         least, above = find_rank(found[:inside], count - k)
         ties = k - (count - inside) - above
     count = form.settle(least, ties, words, entries)
-    return PackedRow(words, entries[:count])
+    return PackedRow(words, entries[:count].copy())      # the message takes no more memory than its entries
+
+
+_memory = local()
+
+
+def _borrow(size: int, dtype: Any) -> tuple[Array, Array]:
+    """Return two arrays that belong to this thread and are overwritten by the next selection."""
+    pair: tuple[Array, Array] | None = getattr(_memory, "pair", None)
+    if pair is None or pair[0].dtype != dtype or not size <= pair[0].size <= 2 * size:
+        pair = np.empty(size, dtype=dtype), np.empty(size, dtype=dtype)
+        _memory.pair = pair
+    return pair[0][:size], pair[1][:size]
 
 
 def _top_k_with_nan(v: Array, reference: Array, k: int) -> PackedRow:

@@ -259,3 +259,15 @@ def test_numba_is_imported_for_fused_rows_only() -> None:
     """Small problems start without loading the compiler."""
     code = "import sys; from dbo.algorithms.registry import algorithms; algorithms(); assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_selection_keeps_nothing_of_the_buffers_that_the_next_one_overwrites() -> None:
+    """Buffers belong to the thread; a message has memory of its own, and no more than its entries need."""
+    rows, zeros = rows_of(0, 2, 5000, np.float32), np.zeros(5000, np.float32)
+    first = selection.top_k(rows[0], zeros, 1000)
+    before = first.entries.tobytes()
+    second = selection.top_k(rows[1], zeros, 1000)
+    assert first.entries.tobytes() == before
+    assert not np.shares_memory(first.entries, second.entries)
+    assert first.entries.base is None
+    assert first.entries.size == 1000

@@ -211,6 +211,29 @@ def test_packed_rows_are_added_alike_on_every_processor(monkeypatch: pytest.Monk
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("signs", [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0)])
+def test_a_sum_of_two_rows_has_the_bits_of_float64_rounded_once(signs: tuple[float, float]) -> None:
+    """It is computed in float32; numbers of all magnitudes, denormal and infinite results included."""
+    random = np.random.default_rng(3)
+    a, b = (random.integers(0, 1 << 32, (2, DIM), dtype=np.uint32).view(np.float32) for _ in range(2))
+    a, b = (np.where(np.isfinite(row), row, np.float32(1)) for row in (a, b))
+    b[:, ::2] = a[:, ::2] * np.float32(1 + 2**-20)      # cancellation
+    with np.errstate(over="ignore"):
+        expected = (signs[0] * a.astype(np.float64) + signs[1] * b.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(unwrap(signs[0] * wrap(a) + signs[1] * wrap(b)), expected)
+
+
+def test_a_packed_row_serves_several_sums() -> None:
+    """It is unpacked once; every sum has its own weight."""
+    a, b, row = make_rows(3, np.float64)
+    packed = tuple(((1.0, PackedRow.of(np.where(np.abs(each) > 1, each, 0))),) for each in row)
+    sent = np.where(np.abs(row) > 1, row, 0)
+    mixed = wrap_sum(RowSum(packed, DIM, row.dtype))
+    found = unwrap_rows([wrap(a) + mixed, wrap(b) - 0.25 * mixed])
+    np.testing.assert_allclose(found[0], a + sent, rtol=1e-14)
+    np.testing.assert_allclose(found[1], b - 0.25 * sent, rtol=1e-14, atol=1e-15)
+
+
 def test_a_factor_per_row() -> None:
     """(nodes, 1) numbers, as norms or multipliers have them."""
     a, b = make_rows(2, np.float64)
