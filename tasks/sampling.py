@@ -78,30 +78,30 @@ def _draw(generators: Sequence[np.random.Generator], sizes: Sequence[int], size:
 
     A small batch is drawn with repetitions, which are then dropped: `choice` takes several times as long.
     """
-    drawn = np.empty((len(generators), 2 * size), dtype=np.int64)
+    samples = np.empty((len(generators), 2 * size), dtype=np.int64)
     numbers = np.empty((len(generators), size), dtype=np.int64)
     is_small = np.array([4 * size <= have for have in sizes], dtype=np.bool_)
     for row, (generator, have) in enumerate(zip(generators, sizes, strict=True)):
         if is_small[row]:
-            drawn[row] = generator.integers(have, size=2 * size)
+            samples[row] = generator.integers(have, size=2 * size)
         else:
             numbers[row] = generator.permutation(have)[:size]
     small = np.flatnonzero(is_small)
-    chosen = drawn if small.size == len(drawn) else drawn[small]
+    chosen = samples if small.size == len(samples) else samples[small]
     first = _find_first(chosen, size)
     if (first[:, -1] < chosen.shape[1]).all():
         numbers[small] = chosen.reshape(-1)[first + chosen.shape[1] * np.arange(len(chosen))[:, None]]
         return numbers
     for row in small.tolist():      # one of them had too few different numbers
-        numbers[row] = _draw_more(generators[row], sizes[row], drawn[row], size)
+        numbers[row] = _draw_more(generators[row], sizes[row], samples[row], size)
     return numbers
 
 
-def _draw_more(generator: np.random.Generator, have: int, drawn: Array, size: int) -> Array:
+def _draw_more(generator: np.random.Generator, have: int, samples: Array, size: int) -> Array:
     """Draw until there are `size` different numbers; return the first ones."""
-    while len(np.unique(drawn)) < size:
-        drawn = np.concatenate([drawn, generator.integers(have, size=size)])
-    found: Array = drawn[_find_first(drawn[None], size)[0]]
+    while len(np.unique(samples)) < size:
+        samples = np.concatenate([samples, generator.integers(have, size=size)])
+    found: Array = samples[_find_first(samples[None], size)[0]]
     return found
 
 

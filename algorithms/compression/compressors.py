@@ -18,6 +18,7 @@ from array_api_compat import array_namespace, device
 
 from dbo.algorithms.compression.grid import quantize_rows, quantized_share
 from dbo.algorithms.gossip import Message, Packed, dense
+from dbo.algorithms.kernels.interface import selection_of
 from dbo.algorithms.kernels.lazy import Rows, unwrap
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
@@ -308,43 +309,8 @@ def keep_largest(rows: Array, k: int) -> Array:
     dim = rows.shape[1]
     if k == dim:
         return rows + 0.0      # turns −0.0, which is not sent, into 0.0
-    if not isinstance(rows, np.ndarray):
-        from dbo.algorithms.kernels import torch_selection  # imports torch, which is slow
-
-        selected: Array = torch_selection.keep_largest(rows, k)
-        return selected
-    return _drop(rows, _mark_smallest(np.abs(rows), dim - k))
-
-
-def _mark_smallest(magnitude: Array, count: int) -> Array:
-    """Return a mask of each row's `count` smallest entries: the last of equal ones, and NaN is the largest.
-
-    Where the threshold is zero the mask may hold fewer: a zero is not sent whether it is kept or not.
-    """
-    # Magnitudes compare like the integers with their bits, NaN last; NumPy partitions integers faster.
-    ranked = magnitude.view(_INTEGERS[magnitude.dtype.itemsize]).copy()
-    ranked.partition(count, axis=1)
-    threshold = ranked[:, count : count + 1].view(magnitude.dtype)
-    # NaN is not below, so no row marks more than `count` entries: the total is right only if every row is.
-    below: Array = magnitude < threshold
-    if int(np.count_nonzero(below)) != len(magnitude) * count:
-        for i in (i for i, value in enumerate(threshold[:, 0].tolist()) if value != 0):
-            _break_ties(magnitude[i], threshold[i, 0], below[i], count)
-    return below
-
-
-_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}      # by the bytes of a float
-
-
-def _break_ties(magnitude: Array, threshold: Any, below: Array, count: int) -> None:
-    """Extend one row's mask to `count` entries with the last of those that equal the threshold."""
-    tied = magnitude == threshold
-    if np.isnan(threshold):
-        tied = np.isnan(magnitude)
-        below[:] = ~tied
-    missing = count - int(np.count_nonzero(below))
-    if missing:
-        below[np.nonzero(tied)[0][-missing:]] = True
+    selected: Array = selection_of(rows).keep_largest(rows, k)
+    return selected
 
 
 def _drop(rows: Array, dropped: Array) -> Array:

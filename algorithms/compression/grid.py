@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dbo.algorithms.kernels.interface import selection_of
 from dbo.algorithms.protocol import Array
 
 EIGHTHS = 96                # largest span: 12 octaves, in eighths of an octave
@@ -82,24 +83,14 @@ def digit_factors(bits: int) -> list[float]:
 
 
 def level_tables(scale: Any, span: Any, bits: int, log: bool) -> Any:
-    """Return (rows, 2^(bits−1)) `level_values` of tensors, on their device and with the same bits, in float64."""
-    from dbo.algorithms.kernels import torch_selection  # imports torch, which is slow
-
-    return torch_selection.level_tables(scale, span, bits, log)
+    """Return (rows, 2^(bits−1)) `level_values` of each row, in float64; those of tensors have the same bits."""
+    return selection_of(scale).level_tables(scale, span, bits, log)
 
 
 def round_scale(largest: Array) -> Array:
     """Round magnitudes up to floats whose bits after the first 16 are 0; NaN where one is not finite."""
-    if not isinstance(largest, np.ndarray):
-        from dbo.algorithms.kernels import torch_selection  # imports torch, which is slow
-
-        rounded: Array = torch_selection.round_scale(largest, _KEPT_BITS)
-        return rounded
-    kind: Any = {4: np.uint32, 8: np.uint64}[largest.itemsize]
-    rest = kind((1 << (8 * largest.itemsize - _KEPT_BITS)) - 1)
-    finite = np.isfinite(largest)
-    up = ((np.where(finite, largest, 0).view(kind) + rest) & ~rest).view(largest.dtype)
-    return np.asarray(np.where(finite, up, largest.dtype.type(np.nan)))
+    rounded: Array = selection_of(largest).round_scale(largest, _KEPT_BITS)
+    return rounded
 
 
 def scale_code(scale: Any) -> bytes:
@@ -146,16 +137,8 @@ def quantize_entries(entries: Array, bits: int, log: bool) -> tuple[Array, Any, 
 
 def quantize_rows(rows: Array, bits: int, log: bool) -> tuple[Array, Grid]:
     """Quantize the nonzero entries of each row; return the rows as receivers decode them, and their grid."""
-    if not isinstance(rows, np.ndarray):
-        from dbo.algorithms.kernels import torch_selection  # imports torch, which is slow
-
-        values, scale, span = torch_selection.quantize_rows(rows, bits, log)
-        return values, Grid(bits, log, scale, span)
-    values, scales, found = np.zeros_like(rows), np.zeros(len(rows), rows.dtype), np.zeros(len(rows), np.int64)
-    for i, row in enumerate(rows):
-        at = np.flatnonzero(row)
-        values[i, at], scales[i], found[i] = quantize_entries(row[at], bits, log)
-    return values, Grid(bits, log, scales, found)
+    values, scale, span = selection_of(rows).quantize_rows(rows, bits, log)
+    return values, Grid(bits, log, scale, span)
 
 
 def quantized_share(bits: int, log: bool, kept: int) -> float:

@@ -21,3 +21,8 @@ def evaluate(shape: tuple[int, int], dtype: Any, terms: Sequence[tuple[float, An
             total.add_(a[:, at], alpha=c)
         out[:, at] = total
     return out
+
+
+def all_finite(rows: Any) -> Any:
+    """Decide whether rows hold neither NaN nor inf; the answer is a tensor, which nobody need wait for."""
+    return rows.isfinite().all()

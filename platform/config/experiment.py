@@ -128,7 +128,7 @@ class Experiment(BaseModel):
         0.0, ge=0, lt=1, description="share of the validation samples that is held out for tuning; dbo tune sets it")
     psi_every: int | str | None = Field(
         "end", description="evaluations between solves for ψ and ‖∇ψ‖: a number, end (only at the end), null (never)")
-    start: str | None = Field(None, description="run folder or model file whose x and y the run starts from")
+    start: str | None = Field(None, description="file with x and y to start from: state.safetensors of a run, a model")
     task: Section = Field({"name": "coefficient_tuning"}, description="the problem and its data set")
     algorithm: Section = Field({"name": "c2dfb"}, description="the method; missing parameters: preset, then default")
     topology: Section = Field({"name": "ring"}, description="the graph of the network")

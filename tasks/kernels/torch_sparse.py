@@ -16,6 +16,12 @@ from torch.nn.functional import embedding_bag
 from dbo.tasks.arrays import Array
 
 
+def multiply(indptr: Any, indices: Any, data: Any, dense: Any) -> Any:
+    """Return (rows, k), the product of a matrix in CSR form and a dense (columns, k)."""
+    return embedding_bag(
+        indices, dense.contiguous(), indptr, mode="sum", per_sample_weights=data, include_last_offset=True)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchMatrix:
     """A matrix in CSR form, with the names of scipy."""
@@ -28,10 +34,7 @@ class TorchMatrix:
 
     def __matmul__(self, dense: Any) -> Any:
         """Return (rows, k) for a dense (columns, k)."""
-        return embedding_bag(
-            self.indices, dense.contiguous(), self.indptr, mode="sum", per_sample_weights=self.data,
-            include_last_offset=True,
-        )
+        return multiply(self.indptr, self.indices, self.data, dense)
 
     def take_rows(self, rows: Array) -> "TorchMatrix":
         """Return the rows with these numbers, in this order."""

@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import sparse
 
 from dbo.tasks.api import Array, Part, Shard, WeightedGradient
 from dbo.tasks.kernels import bag_of_words
+from dbo.tasks.kernels.interface import DocumentKernels
 from dbo.tasks.kernels.threads import map_rows
 from dbo.tasks.notices import print_notice
-from dbo.tasks.problems.coefficient_tuning import CoefficientTuningShard
-from dbo.tasks.problems.stacking import stack_level
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +77,7 @@ class SparseTuningShard(Shard):
     val: tuple[Documents, ...]
     classes: int
     scale: float
+    kernels: ClassVar[DocumentKernels] = bag_of_words
 
     @property
     def sizes(self) -> tuple[Array, Array]:
@@ -91,15 +91,10 @@ class SparseTuningShard(Shard):
         return replace(self, train=take(self.train, lower), val=take(self.val, upper))
 
     def to(self, asarray: Callable[[Array], Any]) -> Shard:
-        """Return the same oracles as products of stacked sparse matrices: compiled loops run on the CPU alone."""
-        dtype = self.y0.dtype.name
-        train, val = (
-            stack_level([Part(node.features, node.labels) for node in level], self.classes, dtype)
-            for level in (self.train, self.val)
-        )
-        return CoefficientTuningShard(
-            self.ids, self.seed, self.x0, self.y0, train=train, val=val, classes=self.classes, scale=self.scale
-        ).to(asarray)
+        """Return the same oracles on a torch device."""
+        from dbo.tasks.problems.torch_sparse_tuning import copy_to_device  # imports torch, which is slow
+
+        return copy_to_device(self, asarray)
 
     def in_double(self, max_bytes: int) -> "SparseTuningShard | None":
         size = sum(2 * len(documents.features.data) * 8 for level in (self.train, self.val) for documents in level)
@@ -129,7 +124,7 @@ class SparseTuningShard(Shard):
     def f_y(self, x: Array, y: Array) -> Array:
         def write(i: int, out: Array) -> None:
             val = self.val[i]
-            bag_of_words.gradient(*val.by_word, val.residual(self._matrix(y, i)), out)
+            self.kernels.gradient(*val.by_word, val.residual(self._matrix(y, i)), out)
 
         return self._fill_rows(y, write)
 
@@ -149,11 +144,11 @@ class SparseTuningShard(Shard):
             train, val, w = self.train[i], self.val[i], self._matrix(y, i)
             residual, ridge = train.residual(w, g_weight), self._ridge(x[i], g_weight)
             if f_weight:
-                bag_of_words.weighted_gradient(
+                self.kernels.weighted_gradient(
                     *train.by_word, residual, ridge, w, *val.by_word, val.residual(w, f_weight), out
                 )
             else:
-                bag_of_words.ridge_gradient(*train.by_word, residual, ridge, w, out)
+                self.kernels.ridge_gradient(*train.by_word, residual, ridge, w, out)
 
         return self._fill_rows(y, write)
 
@@ -161,7 +156,7 @@ class SparseTuningShard(Shard):
         def write(i: int, out: Array) -> None:
             train, u = self.train[i], self._matrix(v, i)
             curvature = train.curvature(self._matrix(y, i), u)
-            bag_of_words.ridge_gradient(*train.by_word, curvature, self._ridge(x[i]), u, out)
+            self.kernels.ridge_gradient(*train.by_word, curvature, self._ridge(x[i]), u, out)
 
         return self._fill_rows(y, write)
 
@@ -178,7 +173,7 @@ class SparseTuningShard(Shard):
         scale = x.dtype.type(factor)
 
         def write(i: int) -> None:
-            bag_of_words.row_products(self._matrix(y, i), self._matrix(v, i), scale * np.exp(x[i]), out[i])
+            self.kernels.row_products(self._matrix(y, i), self._matrix(v, i), scale * np.exp(x[i]), out[i])
 
         map_rows(write, len(out))
         return out

@@ -95,7 +95,7 @@ def test_draws_are_the_first_different_numbers_of_the_nodes_generator(seed: int)
         assert numbers is not None
         for node, have in enumerate(sizes.tolist()):
             generator = np.random.default_rng([seed, crc32(b"batch lower"), node, 2, step])
-            drawn = generator.permutation(have) if 4 * size > have else generator.integers(have, size=2 * size)
-            while len(found := list(dict.fromkeys(drawn.tolist()))) < size:
-                drawn = np.concatenate([drawn, generator.integers(have, size=size)])
+            samples = generator.permutation(have) if 4 * size > have else generator.integers(have, size=2 * size)
+            while len(found := list(dict.fromkeys(samples.tolist()))) < size:
+                samples = np.concatenate([samples, generator.integers(have, size=size)])
             assert numbers[node].tolist() == found[:size]
