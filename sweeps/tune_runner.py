@@ -5,6 +5,7 @@ each of its actors, so it never waits for actors while other cells hold the CPUs
 complete is read from their folders, and Tune's own files are deleted.
 """
 
+import atexit
 import json
 import logging
 import math
@@ -12,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ WORST_SCORE = 1e30          # what a cell scores in a search that has diverged o
 _MAX_FAILURES = 2           # how often a cell whose worker was lost resumes from its checkpoint
 _CPU_SHARE = 0.95           # of the CPUs for cells with actors: leaves space for a small run beside them
 _LOST_SECONDS = 20.0        # for which a process of the own cluster must be stopped or dead
+_CLEAN_UP_SECONDS = 5.0     # for Tune's own end
 _IDLE_NOTICE_AFTER = 20.0   # seconds without a running cell after which we report the missing resources
 Bundles = list[dict[str, float]]
 TrialConfig = Mapping[str, Any]      # the configuration of one trial
@@ -48,6 +50,25 @@ TrialConfig = Mapping[str, Any]      # the configuration of one trial
 
 class _ClusterLostError(Exception):
     """A process of Ray, without which Tune cannot go on, is stopped or dead."""
+
+
+def _bound_exit() -> None:
+    """Replace the hook with which Tune cleans up at the end of the process: it waits for the GCS for ever."""
+    from ray.tune import registry
+
+    registry._global_registry._register_atexit()      # type: ignore[no-untyped-call]   # now, not when a trial starts
+    atexit.unregister(registry._unregister_all)
+    atexit.unregister(_clean_up_tune)
+    atexit.register(_clean_up_tune)
+
+
+def _clean_up_tune() -> None:
+    """Remove what Tune has registered in the cluster, if the cluster answers."""
+    from ray.tune import registry
+
+    if find_lost_process() is None:
+        with suppress(Exception):
+            call_within(_CLEAN_UP_SECONDS, registry._unregister_all)
 
 
 class TuneRunner:
@@ -137,6 +158,7 @@ class TuneRunner:
 
         If all cells have ended by then, so has the sweep.
         """
+        _bound_exit()
         lost_since: float | None = None
 
         def look(waited: float) -> None:

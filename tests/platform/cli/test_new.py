@@ -1,16 +1,20 @@
 """`dbo new`, `dbo init` and `dbo run --dry-run`: files that work, and an estimate that writes nothing."""
 
 import ast
+import errno
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dbo.platform.cli import new
 from dbo.platform.cli.skeletons import ALGORITHM
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.errors import InputError
 
 Command = Callable[..., Any]
 
@@ -84,3 +88,25 @@ def test_the_skeleton_is_the_documented_example() -> None:
         return [ast.unparse(found[name]) for name in ("State", "init", "gossip_penalty")]
 
     assert unparse(ALGORITHM.replace("NAME", "gossip_penalty")) == unparse(example.read_text(encoding="utf-8"))
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both files or none, also if the disk is full in between."""
+    def fail_second(path: Any, *arguments: Any, **options: Any) -> Any:
+        if Path(path).name.startswith("test_"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return open(path, *arguments, **options)
+
+    monkeypatch.setattr(new, "open", fail_second, raising=False)
+    with pytest.raises(InputError, match="No space left"):
+        new.write_plugin("algorithm", "mine", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_to_copy_are_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder name must not become a command."""
+    new.write_plugin("algorithm", "mine", tmp_path / "$(touch x) y")
+    shown = [line for line in capsys.readouterr().out.replace("\n  dbo", "\0  dbo").split("\0") if "  dbo" in line]
+    assert len(shown) == 2
+    for line in shown:
+        assert any("$(touch x) y" in word for word in shlex.split(line.replace("\n", " ")))

@@ -63,3 +63,11 @@ def test_map_names_the_fastest_group(comparison: Path) -> None:
     slowest = panel["map"]["winners"][0][-1]
     assert panel["map"]["labels"][slowest] == "f2ba"
     assert [row[0] for row in panel["table"]] == ["c2dfb", "d_soba", "f2ba"]
+
+
+def test_names_are_no_markup(comparison: Path, dbo: Any, tmp_path: Path) -> None:
+    """A network is named after its file, an algorithm by whoever wrote the folder: neither may end the table."""
+    (tmp_path / "[red].yaml").write_text("latency_ms: 1\n")
+    done = dbo("replay", str(comparison), "--network", str(tmp_path / "[red].yaml"))
+    assert done.code == 0, done.err
+    assert "[red]" in done.out

@@ -164,10 +164,10 @@ def test_folders_in_use_and_foreign_files_stay(temporary: Path) -> None:
 def test_connection_without_a_number_is_refused(hello: bytes) -> None:
     """A process of the same user that is no block ends the attempt; the driver then uses the object store."""
     block = PeerSockets(0, 0, 1.0)
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(block.listen(1))
-        stranger.sendall(hello)
-        stranger.shutdown(socket.SHUT_WR)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(block.listen(1))
+        other.sendall(hello)
+        other.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError, match="no block"):
             block.accept([1])
     block.close()

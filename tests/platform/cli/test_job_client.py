@@ -1,0 +1,59 @@
+"""Results of jobs come back without overwriting others, and without files that are none of the job's."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dbo.platform.cli.job_client import check_free, fetch_results
+from dbo.platform.errors import InputError
+from dbo.platform.runs.schema import Group
+
+
+def write_group(folder: Path, name: str, key: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    group = Group("sweep", name, key, "dbo sweep", "", "finished", "upper_loss=1", (), {})
+    (folder / "group.json").write_text(json.dumps(group.to_dict()))
+
+
+def test_results_of_another_job_are_not_overwritten(tmp_path: Path) -> None:
+    """A folder in use is refused: a file, foreign files, a sweep of another name."""
+    (tmp_path / "file").touch()
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes.txt").touch()
+    write_group(tmp_path / "sweep", "other", "1")
+    for name in ("file", "used", "sweep"):
+        with pytest.raises(InputError, match=f"{name} is in use"):
+            check_free(tmp_path / name, "key", "sweep-mine-0123abcd")
+    (tmp_path / "empty").mkdir()
+    write_group(tmp_path / "mine", "mine", "1")
+    for name in ("new", "empty", "mine"):
+        check_free(tmp_path / name, "key", "sweep-mine-0123abcd")
+
+
+def test_a_sweep_of_the_same_name_with_other_values_is_not_overwritten(tmp_path: Path) -> None:
+    """Names are equal, keys are not: what is there stays. Control: the same sweep is fetched again."""
+    write_group(tmp_path / "here", "mine", "1")
+    write_group(tmp_path / "there", "mine", "2")
+    before = (tmp_path / "here" / "group.json").read_bytes()
+    with pytest.raises(InputError, match="holds another sweep of this name; the results are in"):
+        fetch_results(str(tmp_path / "there"), tmp_path / "here")
+    assert (tmp_path / "here" / "group.json").read_bytes() == before
+    write_group(tmp_path / "there", "mine", "1")
+    (tmp_path / "there" / "new.txt").write_text("new")
+    fetch_results(str(tmp_path / "there"), tmp_path / "here")
+    assert (tmp_path / "here" / "new.txt").read_text() == "new"
+
+
+def test_links_in_a_shared_storage_are_not_fetched(tmp_path: Path) -> None:
+    """They could point to any file of this user, whose content would then look like a result."""
+    (tmp_path / "secret").write_text("token")
+    place = tmp_path / "place"
+    (place / "cells").mkdir(parents=True)
+    (place / "cells" / "metrics.jsonl").write_text("{}")
+    (place / "events.jsonl").symlink_to(tmp_path / "secret")
+    (place / "folder").symlink_to(tmp_path)
+    os.mkfifo(place / "pipe")
+    assert fetch_results(str(place), tmp_path / "to") == f"fetched to {tmp_path / 'to'}"
+    assert sorted(path.name for path in (tmp_path / "to").rglob("*")) == ["cells", "metrics.jsonl"]
