@@ -81,7 +81,7 @@ def test_c2dfb_has_its_own_defaults_without_a_preset(monkeypatch: pytest.MonkeyP
     assert section == {
         "name": "c2dfb", "inner_steps": 15, "lam": 10.0, "eta_in": 1.0, "eta_out": 1.0, "gamma_in": 0.5,
         "gamma_out": 0.5, "y_objective": "h_over_lambda", "tracker": "refresh", "reset_every": 200,
-        "compressor": {"name": "top_k", "ratio": 0.2, **FLOATS},
+        "compressor": {"name": "top_k", "ratio": 0.2, **FLOATS}, "eta_y": None, "eta_z": None, "compressor_x": None,
     }
 
 
