@@ -161,7 +161,9 @@ def test_preset_learns(
     """
     task_plan = PLAN.tasks[task]
     column = "solution_error" if task_plan.score == "distance" else "psi" if (name, task) in FOUND else "upper_loss"
-    rounds = max(3, int(min(500, max(200, task_plan.budget // 10)) // costs[name, task]))
+    # MDBO's first steps on the digits raise ψ by 0.1 %: a transient of its averages.
+    calls = task_plan.budget // 3 if column == "psi" else min(500, max(200, task_plan.budget // 10))
+    rounds = max(3, int(calls // costs[name, task]))
     experiment = Experiment(**{
         **PLAN.experiment, **task_plan.experiment, "algorithm": {"name": name}, "rounds": rounds,
         "eval_every": 10**6, "checkpoint_every": 10**6, "psi_every": 1 if column == "psi" else None,
