@@ -156,19 +156,19 @@ def _unpack_fast(out: Array, words: Array, entries: Array, at: Any) -> Any:
 
 @intrinsic
 def _sum_entries(
-    typing: Any, count: Any, wide: Any, like: Any, out: Any, rows: Any, weights: Any, first: Any, last: Any,
+    typing: Any, count: Any, double: Any, like: Any, out: Any, rows: Any, weights: Any, first: Any, last: Any,
     offset: Any, ahead: Any,
 ) -> Any:
     """Write Σ_k weights[k] · row k of a few entries to the address `out`; rows[k] is an address, first ≤ k < last.
 
-    The sums stay in registers, in float64 if `wide`. Memory is requested `ahead` bytes in advance. These are vector
+    The sums stay in registers, in float64 if `double`. Memory is requested `ahead` bytes in advance. These are vector
     instructions: a compiler that finds loops to vectorize would give up where `out` is the memory of one of the rows.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, _, target, addresses, factors, first, last, offset, _ = arguments
         number, itemsize = context.get_value_type(like.dtype), like.dtype.bitwidth // 8
-        kind = ir.DoubleType() if wide.literal_value else number
+        kind = ir.DoubleType() if double.literal_value else number
         # Half a register of AVX-512: its conversions take twice the time of these.
         width = min(count.literal_value, 4 if kind == ir.DoubleType() else 8)
         lanes, totals = ir.VectorType(number, width), ir.VectorType(kind, width)
@@ -210,7 +210,7 @@ def _sum_entries(
         return context.get_dummy_value()
 
     integer = types.int64
-    return types.void(count, wide, like, integer, rows, weights, integer, integer, integer, ahead), generate
+    return types.void(count, double, like, integer, rows, weights, integer, integer, integer, ahead), generate
 
 
 @compiled
