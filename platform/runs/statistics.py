@@ -102,16 +102,18 @@ class PairedDifference:
 
 def compare_pairs(one: Iterable[float | None], other: Iterable[float | None]) -> PairedDifference | None:
     """Compare two algorithms seed by seed; pairs without two finite values do not count. None: there is no pair."""
-    differences = np.array([
-        a - b for a, b in zip(one, other, strict=True)
+    pairs = np.array([
+        (a, b) for a, b in zip(one, other, strict=True)
         if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
-    ], dtype=np.float64)
-    if not differences.size:
+    ], dtype=np.float64).reshape(-1, 2)
+    if not len(pairs):
         return None
+    differences = pairs[:, 0] - pairs[:, 1]
     mean = float(differences.mean())
     if differences.size == 1:
         return PairedDifference(mean, None, None, None, 1)
-    if np.all(differences == differences[0]):           # no variance: t is infinite, or 0/0
+    # Differences that only rounding tells apart have no variance: t is infinite, or 0/0.
+    if np.ptp(differences) <= 32 * np.finfo(np.float64).eps * np.abs(pairs).max():
         return PairedDifference(mean, mean, mean, float(mean == 0), int(differences.size))
     from scipy import stats
 

@@ -37,6 +37,15 @@ def test_paired_difference_is_that_of_the_t_test() -> None:
     assert found.mean == pytest.approx(0.1375)
 
 
+def test_differences_that_only_rounding_tells_apart_have_no_variance() -> None:
+    """0.3 − 0.1 and 0.4 − 0.2 differ in the last bit: the interval is a point, without a warning of scipy."""
+    assert 0.3 - 0.1 != 0.4 - 0.2
+    found = compare_pairs([0.3, 0.4, 0.5], [0.1, 0.2, 0.3])
+    assert found is not None
+    assert found.low == found.high == pytest.approx(0.2)
+    assert found.is_significant
+
+
 def test_pairs_without_two_values_do_not_count() -> None:
     found = compare_pairs([0.5, None, 0.4, float("nan")], [0.4, 0.3, 0.2, 0.1])
     assert found is not None
