@@ -1,8 +1,9 @@
 """Compare methods with public code: what that code computes, transcribed in plain NumPy, on a heterogeneous quadratic.
 
 The transcriptions follow the order of the lines and the signs of the public code, not ours: benchopt/benchmark_bilevel
-for SOBA, stocBiO and F²SA, TrueNobility303/F2BA for F2BA, liboyue/beer and mlolab/MoTEF for the inner loop of C²DFB.
-Full batches, MoTEF with mini-batches; float64. The largest differences are in docs/algorithms.md.
+for SOBA, stocBiO and F²SA, TrueNobility303/F2BA for F2BA and F²SA-2, liboyue/beer and mlolab/MoTEF for the inner loop
+of C²DFB, ucr-optml/FedNest for FedNest. Full batches, MoTEF with mini-batches; float64. The largest differences are in
+docs/algorithms.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dbo.algorithms.compression.compressors import TopK
+from dbo.algorithms.compression.compressors import Identity, TopK
 from dbo.algorithms.rng import Key
 from dbo.platform.config.schedules import InverseSqrt, Schedules
 from dbo.platform.engine.local import LocalEngine
-from dbo.platform.engine.shard_wrappers import CountingShard, pool_shard
+from dbo.platform.engine.shard_wrappers import CountingShard, pool_nodes, pool_shard
 from dbo.tasks.sampling import Batches
 
 Array = Any
@@ -124,6 +125,53 @@ def motef(
         yield x
 
 
+def fednest(s: Any, eta_y: float, hlr: float, local: int, neumann: int) -> Iterator[Array]:
+    """ucr-optml, `optim svrg`, `hvp_method global_batch`: one step `hlr` for the series and for x.
+
+    p is not scaled by it. A client's factors of the series are its own (`counter`), and a sum p joins those of all
+    earlier iterations.
+    """
+    x, y = s.x0, s.y0
+
+    def average(rows: Array) -> Array:
+        return 0 * rows + rows.mean(0)
+
+    while True:
+        q, y_0, y_i = average(s.g_y(x, y)), y, y
+        for _ in range(local):
+            y_i = y_i - eta_y * (s.g_y(x, y_i) - s.g_y(x, y_0) + q)
+        y = average(y_i)
+        p = term = average(s.f_y(x, y))
+        gathered: list[Array] = []
+        for _ in range(neumann):
+            term = term - hlr * s.g_yy(x, y, term)
+            gathered.append(p + term)
+            p = average(np.mean(gathered, axis=0))
+        h, x_i = average(s.f_x(x, y) - s.g_xy(x, y, p)), x
+        for _ in range(local):
+            x_i = x_i - hlr * (s.f_x(x_i, y) - s.f_x(x, y) + h)
+        x = x - average(x - x_i)
+        yield x[0]
+
+
+def f2sa_2(s: Any, lam: float, eta_in: float, eta_out: float, inner: int, restart: bool) -> Iterator[Array]:
+    """F²SA-2 as in its script (∇g of both steps at y₋, ∇f at y₊), or each at its own point without the restart.
+
+    The script sets y₋ := y₊ in every epoch. It divides the step of x by its norm; we do not, and add ∇_x f (there 0).
+    """
+    plus = minus = s.y0
+    x = s.x0
+    while True:
+        minus = plus if restart else minus
+        for _ in range(inner):
+            at_plus, at_minus = (minus, plus) if restart else (plus, minus)      # where ∇g and ∇f are taken
+            grad_minus = s.g_y(x, minus) - s.f_y(x, at_minus) / lam
+            grad_plus = s.g_y(x, at_plus) + s.f_y(x, plus) / lam
+            minus, plus = minus - eta_in * grad_minus, plus - eta_in * grad_plus
+        x = x - eta_out / 2 * (s.f_x(x, plus) + s.f_x(x, minus) + lam * (s.g_x(x, plus) - s.g_x(x, minus)))
+        yield x
+
+
 def advance(engine: LocalEngine, name: str = "x") -> Iterator[Array]:
     """The rows at the start, and after each round."""
     for round_ in count(1):
@@ -212,9 +260,28 @@ def compare_motef(lab: Any, problem: Any, pooled: Any, momentum: float = 1.0, fr
     return largest_difference(ours, run_motef(lab, sampled, momentum, from_zero)[0])
 
 
+def compare_fednest(lab: Any, problem: Any, pooled: Any, neumann: int = 1) -> float:
+    """One step of 1 for the series and x, as their code has it: our L = 1 leaves p unscaled too."""
+    config = lab.config("fednest", inner_steps=1, local_steps=3, neumann_terms=neumann + 1, lipschitz=1.0, eta_x=1.0,
+                        eta_y=0.3)
+    shard = problem.shard(range(problem.nodes))
+    ours = (rows[-1] for rows in advance(lab.engine("fednest", config, problem)))
+    return largest_difference(islice(ours, 2, None), fednest(shard, 0.3, 1.0, 3, neumann))
+
+
+def compare_f2sa_2(lab: Any, problem: Any, pooled: Any, restart: bool = False) -> float:
+    """One node with all data; nothing is compressed, so the tracked loops are gradient descent."""
+    one = pool_nodes(problem)
+    config = lab.config("c2dfb_central", inner_steps=3, lam=10.0, eta_in=0.4, eta_out=0.1, compressor=Identity())
+    engine = lab.engine("c2dfb_central", config, one)
+    block = engine.local_blocks[0]
+    block.state = replace(block.state, s=0 * block.state.s, u=0 * block.state.u)       # as in without_first_step
+    return largest_difference(islice(advance(engine), 2, None), f2sa_2(pooled, 10.0, 0.4, 0.1, 3, restart))
+
+
 COMPARED: dict[str, Callable[[Any, Any, Any], float]] = {
     "soba": compare_soba, "stocbio": compare_stocbio, "f2sa": compare_f2sa, "f2ba": compare_f2ba, "c2dfb": compare_beer,
-    "c2dfb, mini-batches": compare_motef,
+    "c2dfb, mini-batches": compare_motef, "fednest": compare_fednest, "c2dfb_central": compare_f2sa_2,
 }
 
 
@@ -227,6 +294,16 @@ def test_iterates_are_those_of_the_public_code(lab: Any, problem: Any, pooled: A
 def test_the_gradient_at_the_wrong_point_differs(lab: Any, problem: Any, pooled: Any) -> None:
     """F2BA's script takes the ∇g of the y step at ŷ: with more than one inner step its iterates are not ours."""
     assert compare_f2ba(lab, problem, pooled, inner=3) > 1e-3
+
+
+def test_the_restart_of_the_script_differs(lab: Any, problem: Any, pooled: Any) -> None:
+    """F²SA-2's script restarts y₋ at y₊ and mixes the points of ∇f and ∇g: its iterates are not ours."""
+    assert compare_f2sa_2(lab, problem, pooled, restart=True) > 1e-3
+
+
+def test_a_longer_series_of_local_factors_differs(lab: Any, problem: Any, pooled: Any) -> None:
+    """FedNest's code keeps a client's own factors and earlier sums: more than one iteration is another series."""
+    assert compare_fednest(lab, problem, pooled, neumann=3) > 1e-3
 
 
 @pytest.mark.parametrize(("momentum", "from_zero"), [(0.9, False), (1.0, True)])
