@@ -23,11 +23,16 @@ def _compile(function: Callable[..., Any]) -> Any:
         return numba.njit(nogil=True, error_model="numpy")(function)
 
 
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    """Declare a function that writes its own LLVM code; numba has no types for its calls."""
+    return extending.intrinsic(prefer_literal=True)(function)
+
+
 _llvm: Any = cgutils
 _ir = _llvm.ir
 
 
-@extending.intrinsic(prefer_literal=True)      # type: ignore[misc]  # numba has no types
+@_intrinsic
 def _add_lanes(
     typing: Any, lanes: Any, row: Any, c: Any, indices: Any, data: Any, first: Any, last: Any, others: Any
 ) -> Any:

@@ -23,7 +23,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands       # type: ig
     (["run", "task.dataset=mni"], ["task.dataset=mnist"]),
     (["run", "algorithm.compressor=q"], ["algorithm.compressor=qsgd"]),
     (["run", "check"], ["checkpoint_every="]),
-    (["run", "algorithm.eta_"], ["algorithm.eta_in=", "algorithm.eta_out="]),
+    (["run", "algorithm.eta_"], ["algorithm.eta_in=", "algorithm.eta_out=", "algorithm.eta_y=", "algorithm.eta_z="]),
     (["run", "algorithm=madsbo", "algorithm.eta_"], ["algorithm.eta_x=", "algorithm.eta_y=", "algorithm.eta_z="]),
     (["run", "dtype="], ["dtype=float32", "dtype=float64"]),
     (["run", "algorithm.tracker="], ["algorithm.tracker=refresh", "algorithm.tracker=cached"]),

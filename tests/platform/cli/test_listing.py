@@ -1,9 +1,11 @@
 """`dbo list`: the overview, and the parameters of one component."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dbo.algorithms.registry import algorithms
+from dbo.platform.config import yaml_io
 from dbo.platform.config.presets import find_preset
 
 Command = Callable[..., Any]
@@ -22,7 +24,9 @@ def test_every_component_is_listed(dbo: Command) -> None:
     assert not any(name in done.out + one for name in ("typing", "Annotated", "Union"))
     assert "list of int ≥ 1" in " ".join(dbo("list", "hyper_representation").out.split())
     tuned = " ".join(dbo("list", "sldbo").out.split())
-    assert "coefficient_tuning/digits eta_x 0.094" in tuned
+    file = Path(__file__).parents[3] / "algorithms" / "presets" / "sldbo.yaml"
+    values = yaml_io.read(file)["coefficient_tuning/digits"]["values"]
+    assert f"coefficient_tuning/digits eta_x {values['eta_x']}" in tuned
 
 
 def test_algorithms_are_listed_with_family_citation_and_requirements(dbo: Command) -> None:
