@@ -93,9 +93,9 @@ def describe_steps(
 
 
 def list_steps(algorithm: str) -> list[str]:
-    """Return the parameters of an algorithm that are declared as step sizes."""
+    """Return the parameters of an algorithm that are declared as step sizes; null by default: those of another one."""
     config = registry.algorithms()[algorithm].config
-    return [field.name for field in fields(config) if declaration(field).schedule]
+    return [field.name for field in fields(config) if declaration(field).schedule and field.default is not None]
 
 
 def _suggest_command(algorithm: str, task: Mapping[str, Any], plugins: tuple[str, ...]) -> str:

@@ -107,7 +107,7 @@ def test_names_and_reasons_cannot_control_the_terminal(tiny: Callable[..., Exper
     screen = io.StringIO()
     console = Console(width=160, force_terminal=terminal, color_system=None, file=screen)
     display, name = ProgressDisplay(console), "\x1b[31mred\x07 [bold]x"
-    experiment = SimpleNamespace(algorithm={"name": name}, rounds=1, nodes=2)
+    experiment = SimpleNamespace(title=name, rounds=1, nodes=2)
     display.on_start(experiment, 0)     # type: ignore[arg-type]
     display.on_evaluation(record(1))
     display.on_notice(name)

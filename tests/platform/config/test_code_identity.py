@@ -365,8 +365,8 @@ def test_help_texts_are_no_code() -> None:
 
 # Modules of the engines and the network that move data and decide when, but compute no result.
 WITHOUT_NUMERICS = {
-    "deadlines", "factory", "heartbeat", "local", "peer_sockets", "placement", "prometheus", "ray_actor", "ray_engine",
-    "ray_session", "timing", "wait_notices",
+    "automatic", "convexity", "deadlines", "factory", "heartbeat", "local", "peer_sockets", "placement",
+    "prometheus", "ray_actor", "ray_engine", "ray_session", "timing", "wait_notices",
 }
 
 
