@@ -41,11 +41,11 @@ class Fault:
 
 FAULTS = {
     "gamma halved in the tracker": Fault(
-        (("s = v.s + (cfg.gamma_in * (v.ws_hat", "s = v.s + (0.5 * cfg.gamma_in * (v.ws_hat"),),
+        (("s = v.s + (step.gamma * (v.ws_hat", "s = v.s + (0.5 * step.gamma * (v.ws_hat"),),
         "reference", ("with defaults", "differs from the reference's from round 1 on"),
     ),
     "step along the mixed tracker": Fault(
-        (("- cfg.eta_in * v.s ", "- cfg.eta_in * (v.s + v.ws_hat - v.s_hat) "),),
+        (("- step.eta * v.s ", "- step.eta * (v.s + v.ws_hat - v.s_hat) "),),
         "reference", ("differs from the reference's",),
     ),
     "wrong factor under h": Fault(
@@ -65,18 +65,17 @@ FAULTS = {
         "switches", ("with tracker=cached, invariant mean(s_y) = mean(∇r_i) is off",),
     ),
     "one key for all steps": Fault(
-        (('grad_y, cfg, key.at(k), "y")', 'grad_y, cfg, key, "y")'),),
+        (('grad_y, step_y, key.at(k), "y")', 'grad_y, step_y, key, "y")'),),
         "draws", ("two messages of a round draw the same numbers", "key.at(k)"),
     ),
     "one key for all rounds": Fault(
-        (("key = st.t, st.s, st.u, st.loop_y, st.loop_z, round_key(shard, st.t)",
-          "key = st.t, st.s, st.u, st.loop_y, st.loop_z, round_key(shard, 0 * st.t)"),),
+        (("key, outer = round_key(shard, st.t), st.outer", "key, outer = round_key(shard, 0 * st.t), st.outer"),),
         "draws", ("rounds 1 and 2 draw the same numbers", "count t in the state"),
     ),
     "one key for all nodes": Fault(
-        (('    q_s = cfg.compressor(s - v.s_hat, key, channel + "_s")',
+        (('    q_s = step.compressor(s - v.s_hat, key, channel + "_s")',
           '    key = replace(key, ids=0 * key.ids)\n'
-          '    q_s = cfg.compressor(s - v.s_hat, key, channel + "_s")'),),
+          '    q_s = step.compressor(s - v.s_hat, key, channel + "_s")'),),
         "draws", ("nodes draw the same numbers on channel y_s", "shard.ids"),
     ),
     "one channel name for two messages": Fault(
@@ -117,8 +116,8 @@ FAULTS = {
         "reference", ("with defaults, ", "from round 4 on"),
     ),
     "one bad compressor": Fault(
-        (("    q_d = cfg.compressor(d - v.d_hat, key",
-          "    q_d = cfg.compressor((2 if type(cfg.compressor).__name__ == 'Qsgd' else 1) * (d - v.d_hat), key"),),
+        (("    q_d = step.compressor(d - v.d_hat, key",
+          "    q_d = step.compressor((2 if type(step.compressor).__name__ == 'Qsgd' else 1) * (d - v.d_hat), key"),),
         "reference", ("with compressor=qsgd,",),
     ),
     "arithmetic that wide rows refuse": Fault(
