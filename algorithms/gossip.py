@@ -6,16 +6,18 @@ neighbour's rows with its weight instead of their sum. The engine drives the cor
 loop.
 """
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn, overload
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar, overload
 
 import numpy as np
 
 from dbo.algorithms.compression.grid import Grid
+from dbo.algorithms.kernels.fused import map_rows
 from dbo.algorithms.kernels.lazy import RowSum, unwrap, wrap_sum
 from dbo.algorithms.protocol import Array
 
+T = TypeVar("T")
 Form = Literal["dense", "sparse", "levels"]
 Route = Literal["edges", "up", "down"]      # to the neighbours, from clients to the server, from the server to clients
 
@@ -97,6 +99,10 @@ class Packed:
     @property
     def shape(self) -> tuple[int, ...]:
         return len(self.rows), self.dim
+
+    def map_rows(self, function: Callable[[PackedRow], T]) -> list[T]:
+        """Return function(row) of every row, computed on the threads."""
+        return map_rows(lambda i: function(self.rows[i]), len(self.rows))
 
     @property
     def values(self) -> Array:

@@ -34,6 +34,7 @@ PHRASES = ("gone on with", "going on with", "go on with", "goes on with", "taken
 ALLOWED: dict[tuple[str, str], str] = {
     ("algorithms/kernels/compiled.py", "masked"): "the name of an LLVM intrinsic",
     ("platform/config/validation.py", "origin"): "typing.get_origin",
+    ("platform/verify/switches.py", "origin"): "typing.get_origin",
     **{("docs/glossary.md", word): "lists words not to use" for word in ("told", "heard", "spoken", "seat", "room")},
 }
 

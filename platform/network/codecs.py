@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbo.algorithms.api import Array, Grid, Message, Packed, scale_code
-from dbo.algorithms.kernels.fused import map_rows
 from dbo.platform.network.measuring import MAX_ENTRIES, measure_together
 from dbo.platform.network.positions import (
     encode_packed,
@@ -110,9 +109,8 @@ def measure_rows(message: Message | Packed, counted: tuple[Counted, ...] | None 
     """Return the table of a message's rows; `counted` is known for the sparse messages of a device."""
     nodes, dim = message.shape
     if isinstance(message, Packed):
-        packed = message.rows
-        lengths = map_rows(lambda i: unary_bytes_packed(packed[i], dim), len(packed))
-        counted = tuple(Counted(row.entries.size, length) for row, length in zip(packed, lengths, strict=True))
+        lengths = message.map_rows(lambda row: unary_bytes_packed(row, dim))
+        counted = tuple(Counted(row.entries.size, length) for row, length in zip(message.rows, lengths, strict=True))
         return measure_sparse(counted, dim, message.rows[0].entries.itemsize, wire_bits(message.grid))
     itemsize = message.values.dtype.itemsize
     if message.form == "dense":

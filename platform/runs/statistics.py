@@ -112,7 +112,7 @@ def compare_pairs(one: Iterable[float | None], other: Iterable[float | None]) ->
     mean = float(differences.mean())
     if differences.size == 1:
         return PairedDifference(mean, None, None, None, 1)
-    # Differences that only rounding tells apart have no variance: t is infinite, or 0/0.
+    # Differences that are equal up to rounding have no variance: t is infinite, or 0/0.
     if np.ptp(differences) <= 32 * np.finfo(np.float64).eps * np.abs(pairs).max():
         return PairedDifference(mean, mean, mean, float(mean == 0), int(differences.size))
     from scipy import stats

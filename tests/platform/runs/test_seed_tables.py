@@ -37,7 +37,7 @@ def test_paired_difference_is_that_of_the_t_test() -> None:
     assert found.mean == pytest.approx(0.1375)
 
 
-def test_differences_that_only_rounding_tells_apart_have_no_variance() -> None:
+def test_differences_up_to_rounding_have_no_variance() -> None:
     """0.3 − 0.1 and 0.4 − 0.2 differ in the last bit: the interval is a point, without a warning of scipy."""
     assert 0.3 - 0.1 != 0.4 - 0.2
     found = compare_pairs([0.3, 0.4, 0.5], [0.1, 0.2, 0.3])
