@@ -16,13 +16,14 @@ from dbo.platform.runs.preparation import prepare
 NODES = 10
 CHANGE = 1e-7       # of the start: the size of float32's rounding
 ROUNDS = (1, 10, 50)
+STEPS = {"eta_in": 0.2, "eta_out": 0.488, "gamma_in": 0.552, "gamma_out": 0.136}     # whatever the presets are
 
 
 def measure_distances(compressor: str) -> list[float]:
     """Return how far apart two float32 runs of C²DFB on digits are, whose starts differ by `CHANGE`: all rows of y."""
     experiment = Experiment(
-        algorithm={"name": "c2dfb", "compressor": {"name": compressor}}, task={"name": "coefficient_tuning"},
-        nodes=NODES, engine={"name": "local"},
+        algorithm={"name": "c2dfb", "compressor": {"name": compressor}, **STEPS},
+        task={"name": "coefficient_tuning"}, nodes=NODES, engine={"name": "local"},
     )
     prepared, parts = prepare(experiment), experiment.parts
     shard = prepared.problem.shard([0])
