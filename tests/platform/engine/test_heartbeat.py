@@ -203,7 +203,8 @@ def test_step_timeout_still_limits_long_work(ray: Any, tmp_path: Path) -> None:
     settings = write_native(tmp_path, "native_limited", "PyDLL")
     settings["engine"] = {**SMALL["engine"], "step_timeout": 4.0}
     done = run(Experiment(**settings), tmp_path / "run")
-    assert "no answer within 4 s (engine.step_timeout)" in done.summary["recoveries"][0]["reason"]
+    # The driver, or the actor that waits for the other's packets, whichever notices it first.
+    assert "within 4 s (engine.step_timeout)" in done.summary["recoveries"][0]["reason"]
 
 
 @pytest.mark.ray
