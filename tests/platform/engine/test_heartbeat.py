@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -204,7 +205,8 @@ def test_step_timeout_still_limits_long_work(ray: Any, tmp_path: Path) -> None:
     settings["engine"] = {**SMALL["engine"], "step_timeout": 4.0}
     done = run(Experiment(**settings), tmp_path / "run")
     # The driver, or the actor that waits for the other's packets, whichever notices it first.
-    assert "within 4 s (engine.step_timeout)" in done.summary["recoveries"][0]["reason"]
+    reason = r"(no answer|no packets from block \d+) within 4 s \(engine\.step_timeout\)"
+    assert re.search(reason, done.summary["recoveries"][0]["reason"])
 
 
 @pytest.mark.ray
