@@ -28,7 +28,7 @@ _WITH_SUMMARIES = ("algorithms", "tasks")       # in the overview; of the other 
 def list_components(
     arguments: Annotated[list[str] | None, typer.Argument(
         metavar="KIND|NAME|key=value",
-        help="Kind (algorithms, tasks, ...) or name to show; settings, plugins=[FILE.py].")] = None,
+        help="Kind (algorithms, tasks, ...) or name to show; settings, plugins=FILE.py.")] = None,
 ) -> None:
     """List algorithms, tasks, data sets and other components.
 
