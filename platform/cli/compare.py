@@ -141,8 +141,9 @@ def _show_problem(experiments: "Sequence[Experiment]") -> None:
     partition = experiment.partition
     parameters = ", ".join(f"{key} = {value}" for key, value in partition.items() if key != "name")
     which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
+    task = " ".join(filter(None, (experiment.task["name"], experiment.task.get("dataset"))))
     console.print(
-        f"{experiment.task['name']} {experiment.task.get('dataset', '')} · {experiment.nodes} nodes · "
+        f"{task} · {experiment.nodes} nodes · "
         f"{experiment.topology['name']} · {partition['name']} {parameters} · {which}", highlight=False, soft_wrap=True,
     )
 
