@@ -124,7 +124,8 @@ def test_the_experiment_file_is_valid(tmp_path: Path) -> None:
 
 def test_the_examples_are_parts_of_the_files() -> None:
     """The round of the algorithm and the losses of the task are exactly those of docs/examples/."""
-    for file, kind, start in (("gossip_penalty.py", "python", "@dbo.algorithm("), ("cnn_task.py", "py", "    def lower(")):
+    parts = (("gossip_penalty.py", "python", "@dbo.algorithm("), ("cnn_task.py", "py", "    def lower("))
+    for file, kind, start in parts:
         example = (REPO / "docs" / "examples" / file).read_text(encoding="utf-8")
         (block,) = re.findall(rf"```{kind}\n({re.escape(start)}.*?)```", README, flags=re.DOTALL)
         assert block.strip("\n") in example, file

@@ -179,7 +179,7 @@ def run_job(
             environment["py_modules"] = [str(wheel)]
         supervised = ["supervise", "--retries", str(retries)] if retries else []
         command = shlex.join(["python", "-m", "dbo.platform.cli", *supervised, *job.command, "--out", place])
-        job_id = send_job(client, command, environment, {"run_key": job.key, "name": job.name, "results": place})
+        job_id = send_job(client, command, environment, {"run_key": job.key, "name": job.name, "results": place}, log)
     log(f"submitted {job_id}; results go to {place}")
     if not wait:
         return 0
