@@ -55,7 +55,7 @@ def send_job(
         except RuntimeError as error:
             if "No available agent" in str(error) and time.monotonic() > deadline:
                 raise RunError(
-                    f"the cluster has no agent for jobs after {_SEND_SECONDS:g} s; if another Ray on its head uses port "
+                    f"the cluster has no agent for jobs after {_SEND_SECONDS:g} s; if another Ray there uses port "
                     f"52365, start the head with --dashboard-agent-listen-port=PORT") from None
             if "No available agent" not in str(error):
                 raise RunError(f"the cluster refused the job: {str(error).strip().partition(chr(10))[0]}") from None
