@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 20.0
 _SEND_SECONDS = 60.0        # an agent starts some seconds after its head
-_CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")    # report every upload
+_CHATTY = (                 # report every upload and every end of a connection
+    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging",
+)
 
 
 def connect(address: str) -> "JobSubmissionClient":
