@@ -49,13 +49,11 @@ def _seed(keys: Words) -> tuple[Longs, Longs, Longs, Longs]:
 
     def scramble(value: Words) -> Words:
         nonlocal at
-        scrambled: Words = (value ^ constants[at]) * constants[at + 1]
         at += 1
-        return np.bitwise_xor(scrambled, scrambled >> np.uint32(16))
+        return _fold((value ^ constants[at - 1]) * constants[at])
 
     def mix(one: Words, other: Words) -> Words:
-        both = one * _MIX_L - other * _MIX_R
-        return both ^ (both >> np.uint32(16))
+        return _fold(one * _MIX_L - other * _MIX_R)
 
     pool = [scramble(word) for word in words[:_POOL]]
     for source in range(_POOL):
@@ -68,13 +66,17 @@ def _seed(keys: Words) -> tuple[Longs, Longs, Longs, Longs]:
     more = _constants(_INIT_B, _MULT_B, 8)
     state = []
     for n in range(8):
-        word = (pool[n % _POOL] ^ more[n]) * more[n + 1]
-        state.append((word ^ (word >> np.uint32(16))).astype(np.uint64))
+        state.append(_fold((pool[n % _POOL] ^ more[n]) * more[n + 1]).astype(np.uint64))
     high, low, inc_high, inc_low = (state[2 * n] | (state[2 * n + 1] << _32) for n in range(4))
     one = np.uint64(1)
     inc_high, inc_low = (inc_high << one) | (inc_low >> np.uint64(63)), (inc_low << one) | one
     # PCG64 starts from (init + increment), one step on.
     return *_add(*_advance(*_add(high, low, inc_high, inc_low), _STEP), inc_high, inc_low), inc_high, inc_low
+
+
+def _fold(words: Words) -> Words:
+    folded: Words = np.bitwise_xor(words, words >> np.uint32(16))
+    return folded
 
 
 def _generate(high: Longs, low: Longs, inc_high: Longs, inc_low: Longs, count: int) -> Longs:
