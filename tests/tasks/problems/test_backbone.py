@@ -1,6 +1,6 @@
 """Batches of a perceptron: passes that are computed ahead give the results of those computed alone."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +38,6 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def draw_alone(shard: Any, round_: int, step: int) -> Any:
     """The same batch, which knows of no other."""
-    level: Literal["lower", "upper"]
     numbers = [
         BATCHES.draw(level, shard.seed, shard.ids, sizes, round_, step)
         for level, sizes in zip(("lower", "upper"), shard.sizes, strict=True)
