@@ -11,25 +11,24 @@ from dbo.algorithms.protocol import Array
 
 _FEWEST = 1 << 11      # entries of a block's rows from which the import of numba pays
 
+_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _INFINITY = {4: 0x7F800000, 8: 0x7FF0000000000000}      # bits, by the bytes of a float
 
 
 def short_loops(rows: Array) -> Any:
     """Return the compiled loops if they suit these rows; None: use NumPy. Imports numba, which is slow."""
-    is_short = (
-        rows.ndim == 2 and rows.size >= _FEWEST and rows.shape[1] < MIN_ENTRIES and rows.dtype.char in "fd"
-        and rows.dtype.isnative and rows.flags.c_contiguous and rows.flags.writeable
-    )
-    return _import_loops(rows.dtype.name) if is_short else None
+    if rows.size < _FEWEST or rows.ndim != 2 or rows.shape[1] >= MIN_ENTRIES or not rows.flags.carray:
+        return None
+    return _import_loops(rows.dtype) if rows.dtype in _TYPES else None
 
 
 @cache
-def _import_loops(dtype: str) -> Any:
+def _import_loops(dtype: np.dtype[Any]) -> Any:
     from dbo.algorithms.kernels import short_loops
 
     if not is_cached(short_loops.keep_largest):
         print("dbo: compiling kernels for short rows, once", file=sys.stderr, flush=True)
-    short_loops.compile_loops(dtype)
+    short_loops.compile_loops(dtype.name)
     return short_loops
 
 

@@ -21,10 +21,7 @@ def measure_compiled(loops: Any, values: NDArray[Any], bits: int) -> Counts:
     """Return what `measure_together` returns for single entries, with the compiled loops for these rows."""
     rows, dim = values.shape
     table = np.empty((rows, 3), dtype=np.int64)
-    loops.measure_rows(
-        values, _limits(dim), values.itemsize, bits & ~LOG, index_width(dim), grid_length(bits),
-        np.empty(dim + 1, dtype=np.int64), table,
-    )
+    loops.measure_rows(values, *_row_facts(dim, values.itemsize, bits), np.empty(dim + 1, dtype=np.int64), table)
     return table
 
 
@@ -66,6 +63,11 @@ def measure_together(values: NDArray[Any], bits: int, width: int) -> Counts:
     if not counts.all():
         table[counts == 0] = 0
     return table
+
+
+@lru_cache(maxsize=64)
+def _row_facts(dim: int, itemsize: int, bits: int) -> tuple[Counts, int, int, int, int]:
+    return _limits(dim), itemsize, bits & ~LOG, index_width(dim), grid_length(bits)
 
 
 @lru_cache(maxsize=64)
