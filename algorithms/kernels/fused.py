@@ -52,7 +52,7 @@ def compile_kernels(dtype: str) -> None:
     from dbo.algorithms.kernels import marks, selection, selection_kernels
 
     form = selection.fastest_form()
-    if not _is_cached(form.gather):
+    if not is_cached(form.gather):
         print("dbo: compiling kernels for wide rows, once", file=sys.stderr, flush=True)
     number = np.dtype(dtype).type
     one, v, w = number(1), np.zeros(64, dtype=dtype), np.ones(64, dtype=dtype)
@@ -66,7 +66,7 @@ def compile_kernels(dtype: str) -> None:
     marks.compile_kernels()
 
 
-def _is_cached(kernel: Any) -> bool:
+def is_cached(kernel: Any) -> bool:
     """Decide whether numba has this kernel on disk."""
     file = kernel.py_func.__module__.rpartition(".")[2]
     name = kernel.py_func.__qualname__.replace("<", "").replace(">", "")
