@@ -16,6 +16,7 @@ from numba.cpython.unsafe import numbers
 from dbo.algorithms.protocol import Array
 
 trailing_zeros: Any = numbers.trailing_zeros
+leading_zeros: Any = numbers.leading_zeros
 carray: Any = numba.carray      # type: ignore[attr-defined]
 pointer_to: Any = types.CPointer
 llvm: Any = cgutils
