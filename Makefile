@@ -35,7 +35,7 @@ test-outages: $(STAMP)  ## run the tests in which Ray needs a minute to notice a
 
 test-all: test test-slow test-outages  ## run all tests
 
-faults: $(STAMP)  ## run the fault harness, about 20 minutes
+faults: $(STAMP)  ## run the fault harness, one to two hours
 	$(BIN)/python -m tests.faults
 
 check: $(STAMP)  ## run before each commit: ruff, mypy, and the fast tests without Ray
