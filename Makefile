@@ -30,7 +30,7 @@ test: $(STAMP)  ## run the fast tests
 test-slow: $(STAMP)  ## run the slow tests, and property tests with random examples
 	HYPOTHESIS_PROFILE=explore $(BIN)/pytest -n 2 --dist loadgroup -m "slow or property" $(TEST_ARGS)
 
-test-outages: $(STAMP)  ## run the tests in which Ray needs a minute to notice a stopped or dead process, alone: about 10 minutes
+test-outages: $(STAMP)  ## run the tests that stop or kill Ray's own processes during training, alone: about 15 minutes
 	$(BIN)/pytest -m outage $(TEST_ARGS)
 
 test-all: test test-slow test-outages  ## run all tests

@@ -1,6 +1,7 @@
 """Processes of Ray that are stopped or killed while a run starts, trains or sweeps: nothing hangs, nothing is lost.
 
-Those that end within half a minute of the fault are slow tests; where Ray itself needs a minute they are outages.
+Faults that hit before the first round are slow tests. Those in the middle of training need several whole runs, or a
+minute until Ray itself notices: they are outages.
 """
 
 import signal
@@ -19,10 +20,9 @@ def row() -> Row:
     return Row("test", "ok")
 
 
+@pytest.mark.outage
 @pytest.mark.parametrize(("name", "number"), [
-    pytest.param("gcs_server", signal.SIGSTOP, marks=pytest.mark.outage),
-    pytest.param("gcs_server", signal.SIGKILL, marks=pytest.mark.outage),
-    pytest.param("raylet", signal.SIGSTOP, marks=pytest.mark.slow),
+    ("gcs_server", signal.SIGSTOP), ("gcs_server", signal.SIGKILL), ("raylet", signal.SIGSTOP),
 ])
 def test_a_run_survives_or_is_resumed(row: Row, tmp_path: Path, name: str, number: signal.Signals) -> None:
     """It goes on, or ends with one line and a failed summary; in the end it has the bits of an undisturbed run."""
