@@ -64,10 +64,10 @@ class Batches:
         count = round_ * per_round + step
         ahead = max(1, _AHEAD // (max(1, len(ids)) * size)) if step < per_round else 0      # 0: an undeclared step
         first = divmod(count // ahead * ahead, per_round) if ahead else (round_, step)
-        drawn = _draw_ahead(
+        steps = _draw_ahead(
             level, self.order, seed, size, per_round, first, ahead,
             ids.astype(np.int64, copy=False).tobytes(), sizes.astype(np.int64, copy=False).tobytes())
-        numbers: Array = drawn[count % ahead if ahead else 0]
+        numbers: Array = steps[count % ahead if ahead else 0]
         return numbers
 
 
@@ -82,16 +82,16 @@ def _draw_ahead(
     nodes, have = np.frombuffer(ids, dtype=np.int64), np.frombuffer(sizes, dtype=np.int64)
     if order == "epoch":
         counts = [round_ * per_round + step for round_, step in steps]
-        drawn = np.empty((len(steps), len(nodes), size), dtype=np.int64)
+        numbers = np.empty((len(steps), len(nodes), size), dtype=np.int64)
         for row, (node, own) in enumerate(zip(nodes.tolist(), have.tolist(), strict=True)):
-            drawn[:, row] = _cut_epochs(seed, level, node, own, size, counts)
+            numbers[:, row] = _cut_epochs(seed, level, node, own, size, counts)
     else:
         keys = np.empty((len(steps), len(nodes), 3), dtype=np.int64)
         keys[:, :, 0], keys[:, :, 1:] = nodes, np.array(steps, dtype=np.int64)[:, None]
-        numbers = _draw(seed, f"batch {level}", keys.reshape(-1, 3), np.tile(have, len(steps)), size)
-        drawn = numbers.reshape(len(steps), len(nodes), size)
-    drawn.setflags(write=False)
-    return drawn
+        flat = _draw(seed, f"batch {level}", keys.reshape(-1, 3), np.tile(have, len(steps)), size)
+        numbers = flat.reshape(len(steps), len(nodes), size)
+    numbers.setflags(write=False)
+    return numbers
 
 
 def _cut_epochs(seed: int, level: Level, node: int, have: int, size: int, counts: Sequence[int]) -> Array:

@@ -157,7 +157,7 @@ def find_source_run(place: str | Path, experiment: Experiment, allow_changed_cod
     return folder
 
 
-def check_origin(folder: RunFolder, checkpoints: Checkpoints, place: str | Path) -> None:
+def check_source(folder: RunFolder, checkpoints: Checkpoints, place: str | Path) -> None:
     """Refuse --from if the folder has results that did not start from that run: they would be used instead of it."""
     if read_status(folder) not in ("finished", "diverged") and not checkpoints.has_any():
         return

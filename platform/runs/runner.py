@@ -33,7 +33,7 @@ from dbo.platform.runs.resume import (
     StartPoint,
     adopt_engine,
     check_folder,
-    check_origin,
+    check_source,
     find_source_run,
     find_start_point,
     missing_records,
@@ -88,7 +88,7 @@ def run(
         checkpoints = Checkpoints(
             folder.checkpoints, experiment.trajectory_key, allow_changed_code, experiment.keep_checkpoints)
         if start_from is not None:
-            check_origin(folder, checkpoints, start_from)
+            check_source(folder, checkpoints, start_from)
         damage = _find_damage(folder, callback) if resume else ()
         if resume and not damage and read_status(folder) in ("finished", "diverged"):      # which it would again
             return _return_recorded(folder, experiment, prepared, callback)

@@ -29,8 +29,8 @@ def draw_integers(keys: Words, high: NDArray[Any], count: int) -> tuple[NDArray[
     Row i is `np.random.default_rng(keys[i]).integers(high[i], size=2 * count)`, for 1 < high < 2³². Where the generator
     rejects a number, which happens to one of a million, the caller has to ask it.
     """
-    drawn = _generate(*_seed(keys), count)
-    words = drawn.astype("<u8", copy=False).view("<u4").reshape(len(keys), 2 * count)      # the lower half comes first
+    generated = _generate(*_seed(keys), count)
+    words = generated.astype("<u8", copy=False).view("<u4").reshape(len(keys), 2 * count)   # lower half first
     limit = high.astype(np.uint64)[:, None]
     product = words * limit                                 # Lemire: the upper half of a product is below `high`
     rest = ((np.uint64(1 << 32) - limit) % limit).astype(np.uint32)

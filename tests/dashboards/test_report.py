@@ -138,7 +138,7 @@ def test_damaged_folder_leaves_an_existing_page_unchanged(
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_the_command_says_what_it_does(
+def test_the_command_prints_its_progress(
     recorded: Path, tmp_path: Path, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line that disappears on a terminal, a line that stays elsewhere."""

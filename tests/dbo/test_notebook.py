@@ -49,7 +49,7 @@ def test_a_run_shows_its_progress_in_one_output(screen: Screen, tmp_path: Path) 
     assert "d_soba seed 0" in screen.outputs[0]
 
 
-def test_the_runs_of_a_comparison_can_be_told_apart(screen: Screen, tmp_path: Path) -> None:
+def test_runs_of_a_comparison_have_different_lines(screen: Screen, tmp_path: Path) -> None:
     """A line for each run, with its seed and the label of a variant."""
     file = tmp_path / "c.yaml"
     file.write_text("algorithms: {d_soba: {}, slow: {name: d_soba, eta_x: 0.001}}\n")

@@ -103,7 +103,7 @@ def test_draws_are_the_first_different_numbers_of_the_nodes_generator(seed: int)
 
 @pytest.mark.parametrize("order", ["independent", "epoch"])
 @pytest.mark.parametrize("per", ["step", "round"])
-def test_steps_drawn_together_are_those_drawn_alone(order: str, per: str) -> None:
+def test_steps_sampled_together_are_those_sampled_alone(order: str, per: str) -> None:
     """Several steps are drawn at once. Each has the samples of its own key, in whichever order they are asked for."""
     sizes = np.array([4000, 40, 26, 700])
     batches = Batches(lower=6, order=order, per=per, per_round=5)      # type: ignore[arg-type]
