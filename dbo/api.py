@@ -32,6 +32,11 @@ class Loaded:
     table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; means over the seeds if several
     pairs: "pd.DataFrame | None" = None     # compare, several seeds: paired differences, and who wins or ties
 
+    def __repr__(self) -> str:
+        """Return one line about the folder; the tables are attributes."""
+        runs = f"{len(self.summary)} run{'' if len(self.summary) == 1 else 's'}"
+        return f"<Loaded {self.kind}: {runs}, {len(self.history)} evaluations, folder={str(self.folder)!r}>"
+
     def _repr_html_(self) -> str:
         """Return the table of a comparison or a sweep, or the summary of a run, as a notebook shows it."""
         shown = self.summary if self.table is None else self.table

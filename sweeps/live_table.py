@@ -77,7 +77,7 @@ class LiveTable:
     def set_missing_resources(self, missing: str) -> None:
         """Set what keeps all cells from running; "": a cell is running. As a line, each reason appears once."""
         if missing and missing != self._missing:
-            self._print(f"waiting for cluster resources: {missing}")
+            self._print(f"no cell is running yet: workers are starting, or others use the cluster; {missing}")
         self._missing = missing
 
     def update_best(self, label: str, value: Any) -> None:
@@ -121,7 +121,7 @@ class LiveTable:
         if self._best is not None:
             parts.append(f"best {self.sweep.metric} {self._best[0]:.4g} ({self._best[1]})")
         if self._missing:
-            return " · ".join([*parts, f"waiting for cluster resources: {self._missing}"])
+            return " · ".join([*parts, f"waiting for workers or for the cluster; {self._missing}"])
         if self.seconds_left is not None:
             parts.append(f"{format_duration(self.seconds_left)} left")
         return " · ".join(parts)

@@ -69,6 +69,8 @@ class SweepFolder:
             group = read_group(self.path)
         except InputError:
             raise InputError(f"--out: {self.path / GROUP_FILE} cannot be read; choose another folder") from None
+        if group.kind != "sweep":
+            raise InputError(f"--out: {self.path} holds a comparison; choose another folder")
         if group.key != self.grid.key:
             raise InputError(f"--out: {self.path} holds another sweep; choose another folder")
         return group

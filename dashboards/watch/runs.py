@@ -271,6 +271,8 @@ class WatchedFolder:
 
     def _label(self, now: int) -> None:
         labels = label_runs({run.path: run.experiment for run in self._runs.values()})
+        if labels.get(".") == ".":           # nothing has started there yet
+            labels["."] = text(self.folder.resolve().name)
         for path, run in self._runs.items():
             if run.label != labels[path]:
                 run.label, run.changed = labels[path], now

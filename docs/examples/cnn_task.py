@@ -1,6 +1,6 @@
 """A whole task in one file: a CNN (upper level) feeds a linear head (lower level) on MNIST. Try it with
 
-    dbo run plugins=[docs/examples/cnn_task.py] task=cnn_representation batch_size=64 algorithm.eta_in=0.1
+    dbo run plugins=docs/examples/cnn_task.py task=cnn_representation batch_size=64 algorithm.eta_in=0.1
 
 Without mini-batches, leave out batch_size; with files of your own, add data_dir=/path/to/data."""
 import torch

@@ -1,7 +1,7 @@
 """Compression, random keys and a claim: gossip on f + λ (g − min g) that sends compressed residuals. Try it with
 
     dbo verify --plugin docs/examples/compressed_gossip.py --algorithm compressed_gossip
-    dbo compare "plugins=[docs/examples/compressed_gossip.py]" task.name=quadratic rounds=300 \\
+    dbo compare "plugins=docs/examples/compressed_gossip.py" task.name=quadratic rounds=300 \\
         --algorithms compressed_gossip,c2dfb
 
 Of y and z a node sends Q(y − ŷ). The reference point ŷ, the sum of all messages, is known to every receiver, and the

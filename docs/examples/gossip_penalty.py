@@ -1,6 +1,6 @@
 """A whole algorithm in one file: gossip and gradient steps on f + λ (g − min g). Try it with
 
-    dbo run plugins=[docs/examples/gossip_penalty.py] algorithm=gossip_penalty task=quadratic rounds=500
+    dbo run plugins=docs/examples/gossip_penalty.py algorithm=gossip_penalty task=quadratic rounds=500
 
 It ends at a distance proportional to `step` from the solution for λ; where all nodes have the same data, at it."""
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import dbo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:                   # keys of `algorithm:` in an experiment; `dbo list plugins=[…]` shows them
+class Config:                   # keys of `algorithm:` in an experiment; `dbo list plugins=FILE.py NAME` shows them
     lam: float = dbo.param(10.0, gt=0, help="penalty λ")
     step: float = dbo.param(0.1, gt=0, help="step size of x, y and z")
 

@@ -74,13 +74,13 @@ def compare_algorithms(
     from dbo.platform.runs import compare
     from dbo.platform.tracking.process import follow_in_background
 
-    experiments, level = compare.plan(file, overrides, names, target, _parse_seeds(seeds))
+    experiments, level = compare.plan(file, overrides, names, target, parse_seeds(seeds))
     folder = out or compare.default_folder(experiments)
     tracking = experiments[0].tracking
     with follow_in_background(folder, tracking.uri, tracking.experiment, warn):
         if not quiet:
             _show_problem(experiments)
-        with nullcontext() if quiet else ProgressDisplay(console) as display:
+        with nullcontext() if quiet else ProgressDisplay(console, names=_name_runs(experiments)) as display:
             results = compare.compare(experiments, level, folder, display, typed_command(), allow_changed_code)
         table = compare.comparison_table(results, level)
         if quiet:
@@ -114,13 +114,24 @@ def _describe_comparison(rows: "pd.DataFrame", target: str) -> str:
     return f"{target}: {'; '.join(costs)}"
 
 
-def _parse_seeds(text: str | None) -> list[int] | None:
+def parse_seeds(text: str | None) -> list[int] | None:
+    """Return the seeds of --seeds 0,1,2."""
     if text is None:
         return None
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
         raise InputError(f"--seeds: {text!r} is not allowed; must be whole numbers, e.g. 0,1,2") from None
+
+
+def _name_runs(experiments: "Sequence[Experiment]") -> dict[str, str]:
+    """Return a name for each run: its number, its title and, of several, its seed."""
+    has_seeds = len({experiment.seed for experiment in experiments}) > 1
+    return {
+        experiment.run_key: f"{number}/{len(experiments)} {experiment.title}"
+        f"{f' seed {experiment.seed}' if has_seeds else ''}"
+        for number, experiment in enumerate(experiments, 1)
+    }
 
 
 def _show_problem(experiments: "Sequence[Experiment]") -> None:
@@ -130,9 +141,10 @@ def _show_problem(experiments: "Sequence[Experiment]") -> None:
     partition = experiment.partition
     parameters = ", ".join(f"{key} = {value}" for key, value in partition.items() if key != "name")
     which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
+    task = " ".join(filter(None, (experiment.task["name"], experiment.task.get("dataset"))))
     console.print(
-        f"{experiment.task['name']} {experiment.task.get('dataset', '')} · {experiment.nodes} nodes · "
-        f"{experiment.topology['name']} · {partition['name']} {parameters} · {which}", highlight=False,
+        f"{task} · {experiment.nodes} nodes · "
+        f"{experiment.topology['name']} · {partition['name']} {parameters} · {which}", highlight=False, soft_wrap=True,
     )
 
 
@@ -151,7 +163,7 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
     has_server = "network" in rows and (rows["network"] == "star").any()
     traffic = _SERVER_TRAFFIC if has_server else _TRAFFIC
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("algorithm", overflow="fold")
+    table.add_column("algorithm", overflow="fold", min_width=len("algorithm"))
     for name in (*lead, *_COST, *final, *traffic):
         table.add_column(name, justify="right", no_wrap=True)           # a truncated number would be wrong
     for row in rows.to_dict("records"):
@@ -188,7 +200,7 @@ def show_seeds(runs: "pd.DataFrame", target: str) -> None:
     print_line(f"{about}cost of reaching {target}, {meaning}")
     print_line(f"mean over {runs['seed'].nunique()} seeds, below it the 95 % interval; summary.csv has more measures")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("algorithm", overflow="fold")
+    table.add_column("algorithm", overflow="fold", min_width=len("algorithm"))
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows.to_dict("records"):
@@ -225,7 +237,7 @@ def show_node_bytes(runs: "pd.DataFrame") -> None:
     each = f"; below it those of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else ""
     print_line(f"encoded bytes that a node sends (bytes_broadcast / nodes) until the target; –: not reached{each}")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("algorithm", overflow="fold")
+    table.add_column("algorithm", overflow="fold", min_width=len("algorithm"))
     for column in columns:
         table.add_column(column.removeprefix(NODE_BYTES).replace("_", " "), justify="right")
     for name, group in runs.groupby("algorithm", sort=False):

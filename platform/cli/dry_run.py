@@ -32,7 +32,9 @@ def show_dry_run(experiment: "Experiment", folder: str) -> None:
     estimate = measured.extrapolate(experiment)
     where = "in one process" if isinstance(experiment.parts.engine, LocalSettings) else \
         "in one process; Ray actors compute in parallel, and every packet takes a few milliseconds more"
+    choice = experiment.engine_choice
     facts = {
+        **({} if choice is None else {"engine": f"auto: {choice.name}, {choice.reason}"}),
         "sizes": _describe_sizes(prepared),
         "network": _describe_network(experiment, prepared),
         "traffic": "none: one machine holds all data" if not measured.round_bytes else

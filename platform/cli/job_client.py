@@ -1,6 +1,7 @@
 """Talk to a Ray Jobs server: submit, follow, list and stop jobs, and fetch their results."""
 
 import asyncio
+import logging
 import os
 import shutil
 import time
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 _CONNECT_SECONDS = 20.0
+_SEND_SECONDS = 60.0        # an agent starts some seconds after its head
+_CHATTY = (                 # report every upload and every end of a connection
+    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging",
+)
 
 
 def connect(address: str) -> "JobSubmissionClient":
@@ -25,6 +30,8 @@ def connect(address: str) -> "JobSubmissionClient":
     os.environ["RAY_API_SERVER_ADDRESS"] = address      # which Ray prefers to its argument
     from ray.job_submission import JobSubmissionClient
 
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return call_within(_CONNECT_SECONDS, lambda: JobSubmissionClient(address))
     except TimeoutError:
@@ -39,16 +46,24 @@ def connect(address: str) -> "JobSubmissionClient":
 
 
 def send_job(
-    client: "JobSubmissionClient", command: str, environment: dict[str, Any], metadata: dict[str, str]
+    client: "JobSubmissionClient", command: str, environment: dict[str, Any], metadata: dict[str, str],
+    log: Callable[[str], None],
 ) -> str:
     """Submit a job and return its id. Retry for a minute: a head that has just started has no agent yet."""
-    deadline = time.monotonic() + 60
+    deadline, has_reported = time.monotonic() + _SEND_SECONDS, False
     while True:
         try:
             return client.submit_job(entrypoint=command, runtime_env=environment, metadata=metadata)
         except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > deadline:
+            if "No available agent" in str(error) and time.monotonic() > deadline:
+                raise RunError(
+                    f"the cluster has no agent for jobs after {_SEND_SECONDS:g} s; if another Ray there uses port "
+                    f"52365, start the head with --dashboard-agent-listen-port=PORT") from None
+            if "No available agent" not in str(error):
                 raise RunError(f"the cluster refused the job: {str(error).strip().partition(chr(10))[0]}") from None
+            if not has_reported:
+                log(f"the cluster has no agent for jobs yet; trying again, for {_SEND_SECONDS:g} s at most")
+                has_reported = True
             time.sleep(2)
 
 

@@ -28,7 +28,7 @@ _WITH_SUMMARIES = ("algorithms", "tasks")       # in the overview; of the other 
 def list_components(
     arguments: Annotated[list[str] | None, typer.Argument(
         metavar="KIND|NAME|key=value",
-        help="Kind (algorithms, tasks, ...) or name to show; settings, plugins=[FILE.py].")] = None,
+        help="Kind (algorithms, tasks, ...) or name to show; settings, plugins=FILE.py.")] = None,
 ) -> None:
     """List algorithms, tasks, data sets and other components.
 
@@ -101,18 +101,18 @@ def _describe_algorithm(algorithm: "Algorithm") -> str:
 
 def _show_overview(components: dict[str, list[Component]]) -> None:
     """Print a line per algorithm and task, and the names of all other components: one screen."""
-    shown = [component for kind in _WITH_SUMMARIES for component in components[kind]]
-    widths = [max(len(text) for text in column) for column in zip(*((c.name, c.family) for c in shown), strict=True)]
+    kinds = max(map(len, components))
     for kind, members in components.items():
         if kind in _WITH_SUMMARIES:
             console.print(f"[bold]{kind}[/bold]")
+            widths = [max(map(len, column)) for column in zip(*((c.name, c.family) for c in members), strict=True)]
             for component in members:
                 name, family = component.name.ljust(widths[0]), component.family.ljust(widths[1])
                 family = f"[dim]{escape(family)}[/dim]  " if kind == "algorithms" else ""
                 line = f"  [bold cyan]{name}[/bold cyan]  {family}{escape(component.summary)}"
                 console.print(line, highlight=False, no_wrap=True, overflow="ellipsis")
         else:
-            _show_rows([(f"[bold]{kind}[/bold]", ", ".join(component.name for component in members))], widths[0] + 2)
+            _show_rows([(f"[bold]{kind}[/bold]", ", ".join(component.name for component in members))], kinds)
     console.print("`dbo list NAME` shows one of them with its values, `dbo list KIND` all of a kind.", highlight=False)
 
 

@@ -97,7 +97,7 @@ def _run_command() -> None:
     except InputError as error:
         _fail(str(error), 2)
     except _UsageError as error:
-        _fail(f"{error.format_message().rstrip('.')}; --help shows what is allowed", 2)
+        _fail(f"{error.format_message().rstrip('.')}; {_advise(error)}", 2)
     except NodeFailure as error:
         print(redact(escape_control(error.trace.rstrip())), file=sys.stderr)
         _fail(str(error), 1)
@@ -111,6 +111,16 @@ def _run_command() -> None:
         _fail(f"not enough memory{f': {error}' if str(error) else ''}", 1)
     except Exception as error:
         _fail_with_traceback(error)
+
+
+def _advise(error: Any) -> str:
+    """Return what to do about a wrong option: keys of an experiment are not options."""
+    from dbo.platform.config.experiment import Experiment
+
+    key = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+    if key.partition(".")[0] in Experiment.model_fields:
+        return f"write {key}=VALUE, without dashes"
+    return "--help shows what is allowed"
 
 
 def _describe_system_error(error: OSError) -> str:

@@ -1,5 +1,7 @@
 """`dbo new` and `dbo init`: write the first version of a plugin or of an experiment file."""
 
+import keyword
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,13 +36,15 @@ def write_plugin(
         (ALGORITHMS if kind == "algorithm" else TASKS).check_name(name, f"{name} of a user")
     except ValueError as error:
         raise InputError(f"new: {error}") from None
+    if keyword.iskeyword(name):
+        raise InputError(f"new: {kind} {name!r}: the name is not allowed; Python reserves it")
     files = {out / f"{name}.py": FILES[kind][0], out / f"test_{name}.py": FILES[kind][1]}
     _write_new({path: text.replace("NAME", name) for path, text in files.items()})
     plugin = out / f"{name}.py"
     print_line(f"wrote {plugin} and {out / f'test_{name}.py'}; try")
     print_line(f"  dbo verify --plugin {quote(str(plugin))} --{kind} {name}")
     steps = " task=quadratic rounds=200" if kind == "algorithm" else " algorithm.eta_in=0.1 algorithm.eta_out=0.1"
-    print_line(f"  dbo run {quote(f'plugins=[{plugin}]')} {kind}={name}{steps} engine=local")
+    print_line(f"  dbo run {quote(f'plugins={plugin}')} {kind}={name}{steps} engine=local")
 
 
 def write_experiment(
@@ -63,11 +67,15 @@ def write_experiment(
 def format_commented(experiment: "Experiment", path: Path) -> str:
     """Return an experiment file: given values as they are, all others as comments, each with its meaning."""
     from dbo.platform.config import yaml_io
+    from dbo.platform.config.engine_choice import AUTO
     from dbo.platform.config.experiment import Experiment
     from dbo.platform.config.overrides import SECTIONS
     from dbo.platform.config.value_sources import trace_values
 
     traced, described = trace_values(experiment), _describe_parameters(experiment)
+    if (choice := experiment.engine_choice) is not None:       # a file that grows must not keep the engine of today
+        traced["engine.name"] = replace(traced["engine.name"], value=AUTO)
+        described["engine.name"] = f"now {choice.name}: {choice.reason}"
     lines = [
         f"# Run it with: dbo run {path}. Keys after a # have these values anyway; remove the # to change one.",
         "# `dbo list` shows the components that a section can name, `dbo list NAME` their parameters.", "",

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -72,8 +73,11 @@ class _FittingProgress(Progress):
 class ProgressDisplay:
     """Callback that shows a bar per run: rounds, accuracy and consensus error as curves, MB sent, time left."""
 
-    def __init__(self, console: Console, shows_end: bool = True) -> None:
-        self.console, self._shows_end = console, shows_end
+    def __init__(
+        self, console: Console, shows_end: bool = True, names: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`names` has a name for each of several runs, by run key; the others have the title of their experiment."""
+        self.console, self._shows_end, self._names = console, shows_end, names
         self._live = console.is_terminal
         name, count = TextColumn("{task.description}", style="bold", markup=False), MofNCompleteColumn()
         bar, unit = BarColumn(bar_width=16), TextColumn("rounds", style="dim")
@@ -97,7 +101,8 @@ class ProgressDisplay:
         self.progress.stop()
 
     def on_start(self, experiment: Experiment, done: int) -> None:
-        self._label, self._rounds = escape_control(experiment.title), experiment.rounds
+        name = self._names.get(experiment.run_key, experiment.title) if self._names else experiment.title
+        self._label, self._rounds = escape_control(name), experiment.rounds
         self._printed_at = time.monotonic()
         self._scores, self._consensus = Curve(), Curve()
         self._task = self.progress.add_task(self._label, total=experiment.rounds, completed=done)

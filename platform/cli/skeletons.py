@@ -2,7 +2,7 @@
 
 ALGORITHM = '''"""NAME: describe the method here, with its reference, and what it sends per round.
 
-    dbo run plugins=[NAME.py] algorithm=NAME task=quadratic rounds=200 engine=local
+    dbo run plugins=NAME.py algorithm=NAME task=quadratic rounds=200 engine=local
     dbo verify --plugin NAME.py --algorithm NAME
 """
 
@@ -12,7 +12,7 @@ import dbo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:                   # keys of `algorithm:` in an experiment; `dbo list NAME plugins=[NAME.py]` shows them
+class Config:                   # keys of `algorithm:` in an experiment; `dbo list NAME plugins=NAME.py` shows them
     lam: float = dbo.param(10.0, gt=0, help="penalty λ")
     step: float = dbo.param(0.1, gt=0, schedule=True, help="step size of x, y and z")
 
@@ -68,7 +68,7 @@ def test_it_approaches_the_solution(tmp_path: Path) -> None:
 
 TASK = '''"""NAME: describe the problem here: what x and y are, and what both levels minimise.
 
-    dbo run plugins=[NAME.py] task=NAME engine=local rounds=20 algorithm.eta_in=0.1 algorithm.eta_out=0.1
+    dbo run plugins=NAME.py task=NAME engine=local rounds=20 algorithm.eta_in=0.1 algorithm.eta_out=0.1
     dbo verify --plugin NAME.py --task NAME
 """
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dbo.platform.cli.compare import parse_seeds
 from dbo.platform.cli.console import AllowChangedCode, Arguments, print_line, split_arguments
 from dbo.platform.cli.job_client import check_free, connect, fetch_results, follow_job, send_job
 from dbo.platform.errors import InputError
@@ -35,6 +36,8 @@ def submit_job(
         "--algorithms", metavar="A,B,...", help="Of `submit compare`: the algorithms to compare.")] = None,
     target: Annotated[str | None, typer.Option(
         "--target", metavar="METRIC=LEVEL", help="Of `submit compare`: the target.")] = None,
+    seeds: Annotated[str | None, typer.Option(
+        "--seeds", metavar="0,1,...", help="Of `submit compare`: repeat every algorithm with these seeds.")] = None,
     wheel: Annotated[Path | None, typer.Option(
         "--wheel", metavar="FILE", help="dbo wheel to upload, where dbo is not installed on the cluster.")] = None,
     wait: Annotated[bool, typer.Option(
@@ -50,13 +53,13 @@ def submit_job(
     """
     kind = arguments[0] if arguments else ""
     if kind != "compare":
-        for option, given in (("--algorithms", algorithms), ("--target", target)):
+        for option, given in (("--algorithms", algorithms), ("--target", target), ("--seeds", seeds)):
             if given is not None:
                 raise InputError(f"{option}: {given!r} is not allowed; only `dbo submit compare` has it")
     if kind == "sweep":
         job = sweep_job((arguments or [])[1:])
     elif kind == "compare":
-        job = comparison_job((arguments or [])[1:], algorithms, target)
+        job = comparison_job((arguments or [])[1:], algorithms, target, seeds)
     else:
         from dbo.platform.config.experiment import Experiment
 
@@ -118,14 +121,16 @@ def sweep_job(arguments: Sequence[str]) -> Job:
     )
 
 
-def comparison_job(arguments: Sequence[str], algorithms: str | None, target: str | None) -> Job:
+def comparison_job(
+    arguments: Sequence[str], algorithms: str | None, target: str | None, seeds: str | None = None
+) -> Job:
     """Return the job of a comparison, with its file and the files that file and overrides name."""
     from dbo.platform.config import bundle, overrides, paths, yaml_io
     from dbo.platform.runs import compare
 
     file, given = split_arguments(arguments, "comparison file")
     names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
-    experiments, _ = compare.plan(file, given, names, target)        # validates everything
+    experiments, _ = compare.plan(file, given, names, target, parse_seeds(seeds))        # validates everything
     own = [argument for argument in given if argument.startswith("algorithm.")]
     others = overrides.parse(argument for argument in given if argument not in own)
     data = paths.resolve_from_file(file, yaml_io.read(Path(file))) if file is not None else {}
@@ -138,7 +143,8 @@ def comparison_job(arguments: Sequence[str], algorithms: str | None, target: str
         target_file.touch()                                          # reserves the name
         target_file.write_text(yaml_io.dump(bundle.copy_experiment_files(data, folder)), encoding="utf-8")
 
-    options = [*(["--algorithms", algorithms] if algorithms else []), *(["--target", target] if target else [])]
+    given_options = {"--algorithms": algorithms, "--target": target, "--seeds": seeds}
+    options = [part for option, value in given_options.items() if value for part in (option, value)]
     place = compare.default_folder(experiments)
     return Job(["compare", "comparison.yaml", *own, *options], place.name, place.name, pack, needs_path=True)
 
@@ -173,7 +179,7 @@ def run_job(
             environment["py_modules"] = [str(wheel)]
         supervised = ["supervise", "--retries", str(retries)] if retries else []
         command = shlex.join(["python", "-m", "dbo.platform.cli", *supervised, *job.command, "--out", place])
-        job_id = send_job(client, command, environment, {"run_key": job.key, "name": job.name, "results": place})
+        job_id = send_job(client, command, environment, {"run_key": job.key, "name": job.name, "results": place}, log)
     log(f"submitted {job_id}; results go to {place}")
     if not wait:
         return 0

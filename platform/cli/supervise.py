@@ -30,7 +30,8 @@ def supervise_command(
 ) -> None:
     """Restart `run`, `compare`, `sweep` or `submit` with --resume when its driver is killed or fails.
 
-    The exit code is that of the last attempt. Wrong input (exit code 2) and an interruption are never retried.
+    Write the command after the options: `dbo supervise --retries 5 run rounds=200 --out runs/a`. The exit code is that
+    of the last attempt. Wrong input (exit code 2) and an interruption are never retried.
     """
     arguments = context.args
     if not arguments or arguments[0] not in COMMANDS:

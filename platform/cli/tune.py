@@ -1,5 +1,6 @@
 """`dbo tune`: search step sizes for an experiment's task and write them to a preset file."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from dbo.sweeps.tuning.plan import StepSizeSearch
     from dbo.sweeps.tuning.search import SearchResult
     from dbo.sweeps.tuning.trials import TrialRunner
+
+_LINE_EVERY = 5.0      # seconds between lines where there is no screen
 
 
 def tune_steps(
@@ -85,7 +88,7 @@ def tune_steps(
 
 
 def _run_search(search: "StepSizeSearch", runner: "TrialRunner", quiet: bool) -> "SearchResult":
-    """Run one search under a progress bar."""
+    """Run one search under a progress bar; without a screen, print a line every few seconds."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from dbo.sweeps.tuning.search import run_search
@@ -94,19 +97,31 @@ def _run_search(search: "StepSizeSearch", runner: "TrialRunner", quiet: bool) ->
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
         name = f"{search.algorithm} on {search.task}"
         bar = progress.add_task(name, total=search.trials)
-        extra = 0
+        done, extra, printed_at = 0, 0, time.monotonic()
+
+        def show(text: str, at_once: bool = False) -> None:
+            nonlocal printed_at
+            if quiet or console.is_terminal or not (at_once or time.monotonic() - printed_at > _LINE_EVERY):
+                return
+            printed_at = time.monotonic()
+            print_line(f"{name}: {text}")
+
+        show(f"{search.trials} trials of at most {search.task_plan.budget:,} oracle calls", at_once=True)
 
         def count() -> None:
             nonlocal extra
-            if progress.tasks[0].finished:          # trials of the best on other seeds, with larger steps
+            if done == search.trials:          # trials of the best on other seeds, with larger steps
                 extra += 1
                 progress.update(bar, description=f"{name}: confirming the best, trial {extra}")
+                show(f"confirming the best, trial {extra}")
 
         runner.on_trial = count
         for result in run_search(search, runner):
             if result is not None:
                 return result
+            done += 1
             progress.advance(bar)
+            show(f"trial {done} of {search.trials}")
     raise AssertionError("a search ends with a result")
 
 

@@ -205,7 +205,8 @@ class Experiment(BaseModel):
     def _resolve(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(data, Mapping):
             data = overriding.expand_names(data)
-            data = {key: tuple(v) if key == "plugins" and isinstance(v, list) else v for key, v in data.items()}
+            if isinstance(plugins := data.get("plugins"), str | list):       # a name alone is one plugin
+                data = {**data, "plugins": (plugins,) if isinstance(plugins, str) else tuple(plugins)}
         try:
             made = handler(data)
         except ValidationError as error:

@@ -43,7 +43,8 @@ def _map_files(section: Mapping[str, Any], change: Callable[[str], str]) -> dict
 def _map_paths(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Return the experiment with every path changed; values of a wrong type stay, validation reports them."""
     result = dict(data)
-    if isinstance(plugins := result.get("plugins"), list | tuple):
+    if isinstance(plugins := result.get("plugins"), str | list | tuple):
+        plugins = [plugins] if isinstance(plugins, str) else plugins
         result["plugins"] = [change(p) if isinstance(p, str) and p.endswith(".py") else p for p in plugins]
     if isinstance(topology := result.get("topology"), Mapping) and isinstance(topology.get("file"), str):
         result["topology"] = {**topology, "file": change(topology["file"])}

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from dbo.algorithms import registry
@@ -103,7 +104,7 @@ def _suggest_command(algorithm: str, task: Mapping[str, Any], plugins: tuple[str
     if task.get("dataset") not in (None, *TASKS[task["name"]].datasets[:1]):
         parts.append(f"task.dataset={task['dataset']}")
     if plugins:
-        parts.append(f"plugins=[{','.join(plugins)}]")
+        parts.append(quote(f"plugins={plugins[0]}" if len(plugins) == 1 else f"plugins=[{','.join(plugins)}]"))
     return f"dbo tune {' '.join(parts)} --algorithms {algorithm}"
 
 

@@ -32,13 +32,15 @@ def pick(kind: str, name: Any, known: Iterable[str]) -> str:
     """Return `name` if it is known; otherwise raise an error with the nearest and all known names."""
     names = list(known)
     if not isinstance(name, str) or name not in names:
-        raise InputError(f"{kind}: unknown value {_shown(name)}{_nearest(name, names)}; allowed: {', '.join(names)}")
+        raise InputError(f"{kind}: unknown value {_shown(name)}{suggest(name, names)}; allowed: {', '.join(names)}")
     return name
 
 
-def _nearest(name: Any, known: Iterable[str]) -> str:
-    close = get_close_matches(str(name)[:200], list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+def suggest(name: Any, known: Iterable[str]) -> str:
+    """Return ", did you mean …?" with the nearest known name; "": none is near."""
+    by_lower = {one.lower(): one for one in known}
+    close = get_close_matches(str(name)[:200].lower(), list(by_lower), n=1)
+    return f", did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def validate(path: str, kinds: tuple[type, ...], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,9 +116,28 @@ def _default(field: Field[Any]) -> Any:
 
 def format_error(error: ValidationError, model: type[BaseModel], path: str = "") -> str:
     """Return the first error as one line: the field, the value, what is allowed."""
-    errors = error.errors()
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return _format(errors[0], model, path) + more
+    by_key: dict[Any, list[ErrorDetails]] = {}
+    for one in error.errors():
+        one["loc"] = _drop_alternatives(model, one["loc"], one["type"])
+        by_key.setdefault(one["loc"][:1], []).append(one)
+    # A key of several types has an error for each type: the deepest one is about the type that the user meant.
+    first = max(next(iter(by_key.values())), key=lambda one: len(one["loc"]))
+    more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
+    return _format(first, model, path) + more
+
+
+def _drop_alternatives(model: type[BaseModel], loc: tuple[int | str, ...], kind: str) -> tuple[int | str, ...]:
+    """Return the path of an error without the types that pydantic adds for the alternatives of a key."""
+    kept: list[int | str] = []
+    above: Any = model
+    for place, part in enumerate(loc):
+        is_unknown_key = kind == "extra_forbidden" and place == len(loc) - 1
+        is_section = isinstance(above, type) and issubclass(above, BaseModel)
+        is_type = part not in above.model_fields if is_section else get_origin(above) in (Union, UnionType)
+        if is_unknown_key or not is_type or isinstance(part, int):
+            kept.append(part)
+            above = _inner(above, [part]) if is_section and not is_unknown_key else None
+    return tuple(kept)
 
 
 _LIMITS = {
@@ -128,6 +149,7 @@ _LIMITS = {
 }
 _TYPES = {
     "int": "a whole number", "float": "a number", "string": "a text", "bool": "true or false", "dict": "a mapping",
+    "model": "a mapping",
     "tuple": "a list", "list": "a list",
 }
 
@@ -138,7 +160,7 @@ def _format(error: ErrorDetails, model: type[BaseModel], path: str) -> str:
     value = _shown(list(value) if isinstance(value, tuple) else value)       # as the user wrote it
     if kind == "extra_forbidden":
         known = list(_inner(model, error["loc"][:-1]).model_fields)
-        near, all_ = _nearest(error["loc"][-1], known), ", ".join(known) or "none"
+        near, all_ = suggest(error["loc"][-1], known), ", ".join(known) or "none"
         return f"{where[:200]}: unknown key{near}; known keys: {all_}"
     if kind == "missing":
         return f"{where}: a value is required"

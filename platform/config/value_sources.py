@@ -30,6 +30,8 @@ def trace_values(experiment: Experiment) -> dict[str, TracedValue]:
 
     def find_source(key: str) -> Source:
         parts = key.split(".")
+        if key == "engine.name" and experiment.engine_choice is not None:       # the user has named none, or auto
+            return "default"
         if any(".".join(parts[:count]) in given for count in range(1, len(parts) + 1)):     # batch_size=64 sets both
             return "you"
         return "preset" if key in preset else "default"

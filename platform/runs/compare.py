@@ -237,6 +237,8 @@ def compare(
     previous = find_group(out)
     if has_group(out) and (previous is None or previous.kind != "compare"):
         raise InputError(f"--out: {out} does not hold a comparison; choose another folder")
+    if RunFolder(out).has_run():
+        raise InputError(f"--out: {out} holds a run; choose another folder")
     for experiment, folder in zip(experiments, folders, strict=True):
         check_folder(folder, experiment, resume=True)       # all of them, before the first one starts
     ended = [folder for folder in folders if read_status(folder) in ("finished", "diverged")]

@@ -29,14 +29,14 @@ Status = Literal["finished", "diverged", "failed"]
 _BLOWN_UP = 1e6      # times the first upper loss: no run that learns gets there
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A run that has ended."""
 
     experiment: Experiment
     status: Status
     folder: Path
-    metrics: Path = field(repr=False)    # absolute: the working folder may change before `history` is read
+    metrics: Path                        # absolute: the working folder may change before `history` is read
     state: dict[str, NDArray[Any]]       # x, y (and z): (nodes, dim); a single machine and a server have one row
     summary: dict[str, Any]              # the content of summary.json
     is_new: bool = True                  # False: it had already finished, and nothing was run
@@ -45,6 +45,13 @@ class Result:
     def history(self) -> "pd.DataFrame":
         """The evaluations, a row each: read from metrics.jsonl once, at the latest when they are used."""
         return build_history(read_metrics(self.metrics))
+
+    def __repr__(self) -> str:
+        """Return one line: how the run ended, and where it is. Arrays and the summary are attributes."""
+        last = self.summary.get("final", {})
+        score = "test_accuracy" if last.get("test_accuracy") is not None else "upper_loss"
+        shown = [f"{key}={last[key]:.6g}" for key in ("round", score, "comm_mb") if last.get(key) is not None]
+        return f"<Result {self.experiment.title} {' '.join([self.status, *shown])} folder={str(self.folder)!r}>"
 
     def _repr_html_(self) -> str:
         """Return the result as a notebook shows it: how it ended, the last evaluation, the folder."""

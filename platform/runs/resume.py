@@ -22,6 +22,7 @@ from dbo.platform.runs.run_folder import (
     Position,
     RunFolder,
     find_summary,
+    has_group,
     is_locked,
     iterate_metrics,
     read_events,
@@ -58,6 +59,8 @@ def check_folder(
 
     `can_extend`: the caller offers --from and --allow-changed-code, so the error may advise them.
     """
+    if has_group(folder.path):
+        raise InputError(f"--out: {folder} holds a comparison or a sweep; choose another folder")
     if not folder.has_run() or _has_no_results(folder):
         return
     if folder.run_key() != experiment.run_key:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from dbo.platform.config import yaml_io
 from dbo.platform.config.redact import hide_tracking_path, redact_all
+from dbo.platform.config.validation import suggest
 from dbo.platform.errors import InputError
 
 Record = dict[str, Any]         # one line of metrics.jsonl or nodes.jsonl; the keys of the former are in METRICS
@@ -146,12 +147,16 @@ class Target:
                 known: Direction = METRICS[metric].direction
                 if metric not in allowed or found["sign"] not in ("=", ">=" if known == "max" else "<="):
                     raise ValueError
+                if "accuracy" in metric and level > 1:
+                    raise InputError(f"--target: {text!r} is not allowed; an accuracy is at most 1, e.g. {metric}=0.9")
                 return cls(metric, level)
             if (declared := directions[found["sign"]]) is None:
                 raise ValueError
             return cls(metric, level, "max" if declared == "max" else "min")
         except ValueError:
-            raise InputError(f"--target: {text!r} is not metric=level; metrics: {', '.join(allowed)}") from None
+            metric = re.split("[<>=]", text)[0]
+            near = "" if metric in allowed else suggest(metric, allowed)
+            raise InputError(f"--target: {text!r} is not metric=level{near}; metrics: {', '.join(allowed)}") from None
 
     @property
     def direction(self) -> Direction:

@@ -56,6 +56,16 @@ def test_a_script_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", "")
 
 
+def test_results_are_one_line_of_text(tmp_path: Path) -> None:
+    """A prompt shows how a run ended and where it is, not its arrays."""
+    result = dbo.run(**SMALL, out=tmp_path / "r")
+    text = repr(result)
+    assert text.startswith("<Result d_soba finished round=3 upper_loss=")
+    assert str(tmp_path / "r") in text
+    assert "\n" not in text
+    assert repr(dbo.load(tmp_path / "r")) == f"<Loaded run: 1 run, 4 evaluations, folder={str(tmp_path / 'r')!r}>"
+
+
 def test_results_are_tables(tmp_path: Path) -> None:
     """The last evaluation of a run; names cannot inject markup."""
     result = dbo.run(**SMALL, out=tmp_path / "<b>r")

@@ -185,7 +185,7 @@ def test_a_sweep_without_resources_reports_what_is_missing(
     done = dbo("sweep", sweep_file(), "axes.seed=[0]", "--out", tmp_path / "out")
     release.join()
     assert done.code == 0, done.out + done.err
-    assert "waiting for cluster resources: CPU: a cell needs 1, free are 0 of" in done.out
+    assert "or others use the cluster; CPU: a cell needs 1, free are 0 of" in done.out
     assert "[2/2 done" in done.out
 
 

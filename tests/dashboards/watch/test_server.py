@@ -81,7 +81,8 @@ class Page:
 def test_run_is_followed_from_before_its_first_line_to_its_end(tmp_path: Path) -> None:
     """An empty folder, then new lines, each sent once, then the final state; later requests get nothing."""
     page = Page(WatchedFolder(tmp_path))
-    assert page.poll()["."]["state"] == "waiting"
+    waiting = page.poll()["."]
+    assert (waiting["state"], waiting["label"]) == ("waiting", tmp_path.name)
     run = start_run(tmp_path)
     assert (page.rounds(), page.runs["."]["state"]) == ([], "running")
     evaluate(run, 0, 1, 2)

@@ -16,6 +16,7 @@ from dbo.platform.cli import compare
 
 Command = Callable[..., Any]
 Check = Callable[..., None]
+SMALL = ("nodes=4", "task={name: quadratic, dim_x: 4, dim_y: 8}", "engine=local", "tracking.uri=off")
 
 
 @pytest.mark.parametrize("target", ["upper_loss=1e9", "solution_error=1e-9", "upper_loss=-1"])
@@ -71,6 +72,16 @@ def test_the_target_is_a_metric_of_the_task(
     assert not (tmp_path / "d").exists()
 
 
+def test_the_progress_names_run_and_seed(dbo: Command) -> None:
+    """Which of how many runs it is; the seed if there are several."""
+    options = ("rounds=1", "--algorithms", "d_soba,f2ba", "--target", "upper_loss=1e9")
+    seeds = dbo("compare", *SMALL, *options, "--seeds", "3,4", "--out", "two")
+    assert seeds.code == 0, seeds.err
+    for name in ("1/4 d_soba seed 3: ", "2/4 f2ba seed 3: ", "3/4 d_soba seed 4: ", "4/4 f2ba seed 4: "):
+        assert f"\n{name}1 rounds" in seeds.out
+    assert "\n2/2 f2ba: 1 rounds" in dbo("compare", *SMALL, *options, "--out", "one").out
+
+
 def test_an_override_wins_over_values_per_algorithm(dbo: Command, assert_refused: Check, tmp_path: Path) -> None:
     """rounds=… applies to all; an algorithm that `checkpoint_every` does not name gets the default."""
     (tmp_path / "c.yaml").write_text(
@@ -87,6 +98,19 @@ def test_an_override_wins_over_values_per_algorithm(dbo: Command, assert_refused
         text = (tmp_path / "c" / name / "experiment.yaml").read_text()
         assert "rounds: 2\n" in text
         assert f"checkpoint_every: {every}\n" in text
+
+
+def test_runs_and_comparisons_do_not_share_a_folder(
+    dbo: Command, assert_refused: Check, tmp_path: Path
+) -> None:
+    """The folder of one is refused as the folder of the other, before anything is written."""
+    options = ("rounds=1", "--algorithms", "d_soba,f2ba", "--target", "upper_loss=1e9", "--quiet")
+    assert dbo("run", *SMALL, "rounds=1", "--out", "one", "--quiet").code == 0
+    assert dbo("compare", *SMALL, *options, "--out", "several").code == 0
+    before = sorted(map(str, tmp_path.rglob("*")))
+    assert_refused(dbo("compare", *SMALL, *options, "--out", "one"), "--out", "one holds a run")
+    assert_refused(dbo("run", *SMALL, "rounds=1", "--out", "several"), "--out", "several holds a comparison")
+    assert sorted(map(str, tmp_path.rglob("*"))) == before
 
 
 def test_all_folders_are_checked_before_the_first_run(

@@ -3,11 +3,13 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dbo.platform.cli.job_client import check_free, fetch_results
-from dbo.platform.errors import InputError
+from dbo.platform.cli import job_client
+from dbo.platform.cli.job_client import check_free, fetch_results, send_job
+from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.schema import Group
 
 
@@ -57,3 +59,29 @@ def test_links_in_a_shared_storage_are_not_fetched(tmp_path: Path) -> None:
     os.mkfifo(place / "pipe")
     assert fetch_results(str(place), tmp_path / "to") == f"fetched to {tmp_path / 'to'}"
     assert sorted(path.name for path in (tmp_path / "to").rglob("*")) == ["cells", "metrics.jsonl"]
+
+
+class ClusterWithoutAgent:
+    """A Jobs server whose head has no agent for the first requests."""
+
+    def __init__(self, refusals: float) -> None:
+        self.refusals = refusals
+
+    def submit_job(self, **_: Any) -> str:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise RuntimeError("Request failed with status code 500: No available agent to submit job.")
+        return "raysubmit_1"
+
+
+def test_a_head_that_has_just_started_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported once; a head that never gets an agent is an error with the usual reason."""
+    monkeypatch.setattr(job_client.time, "sleep", lambda _: None)
+    lines: list[str] = []
+    cluster: Any = ClusterWithoutAgent(3)
+    assert send_job(cluster, "dbo run", {}, {}, lines.append) == "raysubmit_1"
+    assert [line.partition(";")[0] for line in lines] == ["the cluster has no agent for jobs yet"]
+    monkeypatch.setattr(job_client, "_SEND_SECONDS", 0.0)
+    never: Any = ClusterWithoutAgent(float("inf"))
+    with pytest.raises(RunError, match="--dashboard-agent-listen-port"):
+        send_job(never, "dbo run", {}, {}, lines.append)

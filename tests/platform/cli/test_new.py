@@ -39,6 +39,7 @@ def test_nothing_is_overwritten(dbo: Command, assert_refused: Command, tmp_path:
     assert_refused(dbo("new", "algorithm", "mine"), "test_mine.py", "exists already")
     assert_refused(dbo("new", "task", "quadratic"), "quadratic", "built-in")
     assert_refused(dbo("new", "data", "mine"), "data", "algorithm, task")
+    assert_refused(dbo("new", "algorithm", "class"), "'class'", "Python reserves it")
     (tmp_path / "e.yaml").write_text("rounds: 1\n")
     assert_refused(dbo("init", "e.yaml"), "e.yaml", "exists already")
     assert_refused(dbo("init", "e.txt"), "e.txt", ".yaml")
@@ -60,6 +61,25 @@ def test_the_file_of_init_is_the_experiment(dbo: Command, tmp_path: Path, settin
     uncommented = re.sub(r"^( *)# (?=[a-z_]+:( |$))", r"\1", text, flags=re.MULTILINE)
     (tmp_path / "all.yaml").write_text(uncommented)
     assert Experiment.read(tmp_path / "all.yaml").to_dict() == expected.to_dict()
+
+
+def test_init_leaves_the_choice_of_the_engine_open(dbo: Command, tmp_path: Path) -> None:
+    """A file whose rounds grow must not stay on the engine that suits ten rounds; a named engine is kept."""
+    assert dbo("init", "open.yaml").code == 0
+    assert "  name: auto   " in (tmp_path / "open.yaml").read_text()
+    assert Experiment.read(tmp_path / "open.yaml").engine["name"] == "local"
+    assert Experiment.read(tmp_path / "open.yaml", ["rounds=100000"]).engine["name"] == "ray"
+    assert dbo("init", "named.yaml", "engine=local").code == 0
+    assert Experiment.read(tmp_path / "named.yaml", ["rounds=100000"]).engine["name"] == "local"
+
+
+def test_a_dry_run_names_the_engine_that_auto_chose(dbo: Command, tmp_path: Path) -> None:
+    """With the reason; nobody has set it, also if a file says auto."""
+    (tmp_path / "e.yaml").write_text("engine: {name: auto}\nnodes: 3\ntask: quadratic\n")
+    lines = [line.split(maxsplit=1) for line in dbo("run", "e.yaml", "--dry-run").out.splitlines() if line.strip()]
+    found = {words[0]: words[1] for words in lines if len(words) > 1}
+    assert found["engine.name"].split() == ["local", "default"]
+    assert "auto: local, estimated work of" in found["engine"]
 
 
 def test_a_dry_run_shows_what_a_run_would_do(dbo: Command, tiny_overrides: tuple[str, ...], tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_comparison_is_a_job_that_can_be_followed_again(head: Head, tmp_path: 
     place = ("--address", head.address, "--storage", tmp_path / "store")
     sent = call(
         head, BIN / "dbo", "submit", "compare", "c.yaml", "plugins=[own.py]", "algorithm.lam=20",
-        "--algorithms", "c2dfb,gossip_penalty", "--no-wait", *place, cwd=tmp_path,
+        "--algorithms", "c2dfb,gossip_penalty", "--seeds", "0,1", "--no-wait", *place, cwd=tmp_path,
     )
     assert sent.returncode == 0, sent.stdout + sent.stderr
     job = re.findall(r"submitted (raysubmit_\w+)", sent.stdout)[0]
@@ -196,8 +196,9 @@ def test_a_comparison_is_a_job_that_can_be_followed_again(head: Head, tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gossip_penalty" in done.stdout
     group = json.loads((tmp_path / "fetched" / "group.json").read_bytes())
-    assert (group["status"], sorted(group["members"])) == ("finished", ["c2dfb", "gossip_penalty"])
-    run = read_run(tmp_path / "fetched" / "c2dfb")
+    members = [f"{name}-seed{seed}" for name in ("c2dfb", "gossip_penalty") for seed in (0, 1)]
+    assert (group["status"], sorted(group["members"])) == ("finished", members)
+    run = read_run(tmp_path / "fetched" / "c2dfb-seed0")
     assert len(run.history) == 7
     listed = call(head, BIN / "dbo", "jobs", "--address", head.address, cwd=tmp_path)
     assert job in listed.stdout
@@ -334,6 +335,8 @@ def test_wrong_sweeps_are_refused(tmp_path: Path, arguments: list[str], message:
     (["submit", "compare", "rounds=0"], "rounds: 0 is not allowed"),
     (["submit", "compare", "--algorithms", "c3dfb"], "--algorithms: unknown value 'c3dfb', did you mean 'c2dfb'?"),
     (["submit", "compare", "--storage", "s3://bucket/x"], "--storage: s3://bucket/x is not allowed"),
+    (["submit", "compare", "--seeds", "1,1"], "--seeds: [1, 1] is not allowed"),
+    (["submit", "--seeds", "1,2"], "--seeds: '1,2' is not allowed; only `dbo submit compare` has it"),
     (["submit", "--algorithms", "c2dfb"], "--algorithms: 'c2dfb' is not allowed; only `dbo submit compare` has it"),
     (["jobs"], "no Ray Jobs server answers at http://127.0.0.1:1"),
     (["jobs", "--stop"], "--stop: needs a job"),

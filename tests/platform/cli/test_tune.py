@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dbo.platform.cli import tune
 from dbo.platform.config import presets
 from dbo.platform.config.experiment import Experiment
 
@@ -12,17 +13,30 @@ QUICK = ("task=quadratic", "nodes=3", "--trials", "5", "--budget", "150")
 
 
 def test_presets_are_written_and_used(dbo: Any, tmp_path: Path) -> None:
-    """One line per algorithm, a preset for each, and the command to use them."""
+    """What is searched and what was found, two lines per algorithm, a preset for each, and the command to use them."""
     out = tmp_path / "new" / "steps.yaml"
     done = dbo("tune", *QUICK, "--algorithms", "sldbo,dsgda_gt", "--out", out)
     assert done.code == 0, done.err
-    assert [line.split(" on ")[0] for line in done.out.splitlines()[:2]] == ["sldbo", "dsgda_gt"]
+    lines = [line for line in done.out.splitlines() if " on quadratic: " in line and "trial " not in line]
+    assert [line.split(" on ")[0] for line in lines] == ["sldbo", "sldbo", "dsgda_gt", "dsgda_gt"]
+    assert all("5 trials of at most 150 oracle calls" in line for line in lines[::2])
     assert f"presets={out}" in done.out
     content = presets.read_file(out)
     for name in ("sldbo", "dsgda_gt"):
         values = content[name]["quadratic"]["values"]
         used = Experiment(task={"name": "quadratic"}, algorithm={"name": name}, presets=str(out))
         assert values.items() <= used.algorithm.items()
+
+
+def test_a_long_search_reports_its_progress(dbo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a screen a line per trial, at most one in some seconds; --quiet prints the results alone."""
+    monkeypatch.setattr(tune, "_LINE_EVERY", 0.0)
+    done = dbo("tune", *QUICK, "algorithm=sldbo", "--out", tmp_path / "a.yaml")
+    assert [f"sldbo on quadratic: trial {number} of 5" in done.out for number in (1, 5)] == [True, True]
+    assert "sldbo on quadratic: confirming the best, trial 1" in done.out
+    quiet = dbo("tune", *QUICK, "algorithm=sldbo", "--out", tmp_path / "b.yaml", "--quiet")
+    assert len(quiet.out.splitlines()) == 3
+    assert "trial 1 of" not in quiet.out
 
 
 def test_interrupted_search_is_resumed(dbo: Any, tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_an_override_below_a_value_is_refused() -> None:
         ({"rounds": 1.5}, ["rounds", "1.5", "whole number"]),
         ({"rounds": "abc"}, ["rounds", "'abc'", "whole number"]),
         ({"name": ""}, ["name", "''", "at least 1"]),
-        ({"plugins": "file.py"}, ["plugins", "'file.py'", "a list"]),
+        ({"plugins": 3}, ["plugins", "3", "a list"]),
         ({"plugins": [3]}, ["plugins.0", "3", "a text"]),
         ({"data_dir": 3}, ["data_dir", "3", "a text"]),
         ({"algorithm": {"name": "c2dfb", "lam": float("nan")}}, ["algorithm.lam", "nan", "finite"]),

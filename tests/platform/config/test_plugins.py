@@ -93,6 +93,19 @@ def test_repaired_plugin_is_loaded_after_a_failure(tiny: Tiny, tmp_path: Path) -
     assert tiny(plugins=[str(file)], algorithm={"name": "mine"}).algorithm == {"name": "mine", "step": 0.1}
 
 
+def test_a_file_alone_is_a_list_of_one(tiny: Tiny, dbo: Command, tmp_path: Path) -> None:
+    """plugins=FILE.py needs no brackets, which shells expand; in a file it is relative to that file."""
+    file = mine(tmp_path)
+    one = tiny(plugins=file, algorithm="mine")
+    assert one.plugins == (file,)
+    assert one.run_key == tiny(plugins=[file], algorithm="mine").run_key
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "e.yaml").write_text(f"plugins: ../{Path(file).name}\nalgorithm: mine\n")
+    assert Path(Experiment.read(tmp_path / "deep" / "e.yaml").plugins[0]).resolve() == Path(file).resolve()
+    done = dbo("list", f"plugins={file}", "mine")
+    assert (done.code, done.err) == (0, "")
+
+
 def test_two_plugins_cannot_share_a_name(tiny: Tiny, tmp_path: Path) -> None:
     """A name means one thing: the second file is refused, and so is a second function of one file."""
     (tmp_path / "other").mkdir()
@@ -404,7 +417,7 @@ def test_plugin_is_listed(dbo: Command) -> None:
         (["plugins=[json]"], ["plugins.0", "json registers no task, dataset,"]),
         (["plugins=[a/folder]"], ["plugins.0", "a/folder", "cannot be imported"]),
         (["plugins=[~nobody_of_that_name/mine.py]"], ["plugins.0", "~nobody_of_that_name", "No such file"]),
-        (["plugins=mine.py"], ["plugins", "'mine.py'", "a list"]),
+        (["plugins=mine.py"], ["plugins.0", "mine.py", "No such file"]), (["plugins=3"], ["plugins", "3", "a list"]),
         (["plugin=[mine.py]"], ["'plugin'", "did you mean 'plugins'"]),
         (["rounds=3"], ["'rounds'", "plugins"]),
         (["gossip_penalty"], ["'gossip_penalty'", "allowed"]),
