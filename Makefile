@@ -30,12 +30,12 @@ test: $(STAMP)  ## run the fast tests
 test-slow: $(STAMP)  ## run the slow tests, and property tests with random examples
 	HYPOTHESIS_PROFILE=explore $(BIN)/pytest -n 2 --dist loadgroup -m "slow or property" $(TEST_ARGS)
 
-test-outages: $(STAMP)  ## run the tests that stop or kill Ray's own processes, alone: about 15 minutes
+test-outages: $(STAMP)  ## run the tests that stop or kill Ray's own processes during training, alone: about 15 minutes
 	$(BIN)/pytest -m outage $(TEST_ARGS)
 
 test-all: test test-slow test-outages  ## run all tests
 
-faults: $(STAMP)  ## run the fault harness, about 20 minutes
+faults: $(STAMP)  ## run the fault harness, one to two hours
 	$(BIN)/python -m tests.faults
 
 check: $(STAMP)  ## run before each commit: ruff, mypy, and the fast tests without Ray

@@ -48,6 +48,7 @@ from dbo.algorithms.gossip import (
     mark_kernels,
     mix,
 )
+from dbo.algorithms.kernels.short import short_loops
 from dbo.algorithms.protocol import Array, NetworkFacts, Shard, State, WeightedGradient
 from dbo.algorithms.registry import Algorithm, algorithm, algorithms
 from dbo.algorithms.rng import Key, counter, round_key
@@ -61,5 +62,5 @@ __all__ = [
     "NotRowsError", "Outgoing", "Packed", "PackedRow", "Qsgd", "RandK", "RowTopK", "Shard", "Sign", "State", "TopK",
     "TopShare", "WeightedGradient", "aggregate", "algorithm", "algorithms", "average", "broadcast", "compressor",
     "counter", "dense", "exchange", "level_tables", "level_values", "mark_kernels", "mean", "mean_of_clients", "mix",
-    "param", "read_scale", "round_key", "sample_clients", "scale_code", "server_row",
+    "param", "read_scale", "round_key", "sample_clients", "scale_code", "server_row", "short_loops",
 ]

@@ -1,16 +1,21 @@
 """Draw mini-batches: sample numbers that depend on (seed, level, node, round, step) and on nothing else.
 
-Neither the packing of nodes into processes nor a resumed run changes them.
+Neither the packing of nodes into processes nor a resumed run changes them. The batches of several steps are drawn at
+once, because all keys of a run are known before it begins.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 from zlib import crc32
 
 import numpy as np
 
 from dbo.tasks.arrays import Array
+from dbo.tasks.kernels.streams import draw_integers
+
+_AHEAD = 1 << 13      # numbers that are drawn at once at most, so that they stay in the cache
 
 Level = Literal["lower", "upper"]
 
@@ -55,50 +60,81 @@ class Batches:
         size = self.lower if level == "lower" else self.upper
         if size is None:
             return None
-        if self.per == "round":
-            step = 0
-        if self.order == "epoch":
-            count = round_ * (1 if self.per == "round" else self.per_round) + step
-            return np.stack([
-                _cut_epoch(seed, level, node, have, size, count)
-                for node, have in zip(ids.tolist(), sizes.tolist(), strict=True)
-            ]) if len(ids) else np.empty((0, size), dtype=np.int64)
-        return _draw(_generators(seed, f"batch {level}", ids, round_, step), sizes.tolist(), size)
+        per_round, step = (1, 0) if self.per == "round" else (self.per_round, step)
+        count = round_ * per_round + step
+        ahead = max(1, _AHEAD // (max(1, len(ids)) * size)) if step < per_round else 0      # 0: an undeclared step
+        first = divmod(count // ahead * ahead, per_round) if ahead else (round_, step)
+        drawn = _draw_ahead(
+            level, self.order, seed, size, per_round, first, ahead,
+            ids.astype(np.int64, copy=False).tobytes(), sizes.astype(np.int64, copy=False).tobytes())
+        numbers: Array = drawn[count % ahead if ahead else 0]
+        return numbers
 
 
-def _cut_epoch(seed: int, level: Level, node: int, have: int, size: int, count: int) -> Array:
-    """Return the batch with this number since the start, of the random order of its epoch."""
-    epoch, number = divmod(count, have // size)
-    order = _generator(seed, f"epoch {level}", node, epoch).permutation(have)
-    return order[number * size : (number + 1) * size]
+@lru_cache(maxsize=256)
+def _draw_ahead(
+    level: Level, order: str, seed: int, size: int, per_round: int, first: tuple[int, int], ahead: int, ids: bytes,
+    sizes: bytes,
+) -> Array:
+    """Return (steps, nodes, batch) numbers of the steps from (round, step) on; read-only, because calls share them."""
+    start = first[0] * per_round + first[1]
+    steps = [divmod(count, per_round) for count in range(start, start + ahead)] or [first]
+    nodes, have = np.frombuffer(ids, dtype=np.int64), np.frombuffer(sizes, dtype=np.int64)
+    if order == "epoch":
+        counts = [round_ * per_round + step for round_, step in steps]
+        drawn = np.empty((len(steps), len(nodes), size), dtype=np.int64)
+        for row, (node, own) in enumerate(zip(nodes.tolist(), have.tolist(), strict=True)):
+            drawn[:, row] = _cut_epochs(seed, level, node, own, size, counts)
+    else:
+        keys = np.empty((len(steps), len(nodes), 3), dtype=np.int64)
+        keys[:, :, 0], keys[:, :, 1:] = nodes, np.array(steps, dtype=np.int64)[:, None]
+        numbers = _draw(seed, f"batch {level}", keys.reshape(-1, 3), np.tile(have, len(steps)), size)
+        drawn = numbers.reshape(len(steps), len(nodes), size)
+    drawn.setflags(write=False)
+    return drawn
 
 
-def _draw(generators: Sequence[np.random.Generator], sizes: Sequence[int], size: int) -> Array:
-    """Return, per row, `size` of the numbers below its size without repetition; every subset is equally likely.
+def _cut_epochs(seed: int, level: Level, node: int, have: int, size: int, counts: Sequence[int]) -> Array:
+    """Return the batches with these numbers since the start, each of the random order of its epoch."""
+    orders: dict[int, Array] = {}
+    batches = []
+    for count in counts:
+        epoch, number = divmod(count, have // size)
+        if epoch not in orders:
+            orders[epoch] = _generator(seed, f"epoch {level}", node, epoch).permutation(have)
+        batches.append(orders[epoch][number * size : (number + 1) * size])
+    return np.stack(batches)
+
+
+def _draw(seed: int, purpose: str, keys: Array, sizes: Array, size: int) -> Array:
+    """Return, per key, `size` of the numbers below its size without repetition; every subset is equally likely.
 
     A small batch is drawn with repetitions, which are then dropped: `choice` takes several times as long.
     """
-    samples = np.empty((len(generators), 2 * size), dtype=np.int64)
-    numbers = np.empty((len(generators), size), dtype=np.int64)
-    is_small = np.array([4 * size <= have for have in sizes], dtype=np.bool_)
-    for row, (generator, have) in enumerate(zip(generators, sizes, strict=True)):
-        if is_small[row]:
-            samples[row] = generator.integers(have, size=2 * size)
-        else:
-            numbers[row] = generator.permutation(have)[:size]
+    numbers = np.empty((len(keys), size), dtype=np.int64)
+    is_small = 4 * size <= sizes
+    is_open = ~is_small
     small = np.flatnonzero(is_small)
-    chosen = samples if small.size == len(samples) else samples[small]
-    first = _find_first(chosen, size)
-    if (first[:, -1] < chosen.shape[1]).all():
-        numbers[small] = chosen.reshape(-1)[first + chosen.shape[1] * np.arange(len(chosen))[:, None]]
-        return numbers
-    for row in small.tolist():      # one of them had too few different numbers
-        numbers[row] = _draw_more(generators[row], sizes[row], samples[row], size)
+    if small.size and max(seed, int(keys.max()), int(sizes.max())) < 1 << 32:
+        words = np.empty((small.size, 5), dtype=np.uint32)      # those of `_generator`
+        words[:, 0], words[:, 1], words[:, 2:] = seed, crc32(purpose.encode()), keys[small]
+        samples, is_rejected = draw_integers(words, sizes[small], size)
+        first = _find_first(samples, size)
+        has_few = first[:, -1] >= samples.shape[1]
+        first[has_few] = 0
+        numbers[small] = np.take_along_axis(samples, first, axis=1)
+        is_open[small] = is_rejected | has_few
+    else:
+        is_open[:] = True
+    for row in np.flatnonzero(is_open).tolist():
+        generator, have = _generator(seed, purpose, *keys[row].tolist()), int(sizes[row])
+        numbers[row] = _draw_more(generator, have, size) if is_small[row] else generator.permutation(have)[:size]
     return numbers
 
 
-def _draw_more(generator: np.random.Generator, have: int, samples: Array, size: int) -> Array:
+def _draw_more(generator: np.random.Generator, have: int, size: int) -> Array:
     """Draw until there are `size` different numbers; return the first ones."""
+    samples = generator.integers(have, size=2 * size)
     while len(np.unique(samples)) < size:
         samples = np.concatenate([samples, generator.integers(have, size=size)])
     found: Array = samples[_find_first(samples[None], size)[0]]
@@ -108,24 +144,19 @@ def _draw_more(generator: np.random.Generator, have: int, samples: Array, size: 
 def _find_first(numbers: Array, size: int) -> Array:
     """Return, per row, the first `size` positions of numbers that were not there before; the row's length for none."""
     length = numbers.shape[1]
-    keys = numbers * length + np.arange(length)      # equal numbers follow each other, in the order of their positions
+    shift = length.bit_length()
+    is_short = (int(numbers.max(initial=0)) + 1) << shift < 1 << 31
+    keys: Array = numbers.astype(np.int32 if is_short else np.int64)      # short numbers are sorted faster
+    keys <<= shift
+    keys |= np.arange(length, dtype=keys.dtype)
+    keys.sort(axis=1)                     # equal numbers follow each other, in the order of their positions
+    ranked = keys >> shift
+    keys &= (1 << shift) - 1
+    keys[:, 1:][ranked[:, 1:] == ranked[:, :-1]] = length
     keys.sort(axis=1)
-    ranked = keys // length
-    positions = keys - ranked * length
-    positions[:, 1:][ranked[:, 1:] == ranked[:, :-1]] = length
-    positions.sort(axis=1)
-    first: Array = positions[:, :size]
+    first: Array = keys[:, :size].astype(np.int64)
     return first
 
 
 def _generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(purpose.encode()), *key])
-
-
-def _generators(seed: int, purpose: str, ids: Array, *key: int) -> list[np.random.Generator]:
-    """Return `_generator` of each node. NumPy takes half of its time to check a list of integers."""
-    if max(seed, int(ids.max(initial=0)), *key) >= 1 << 32:
-        return [_generator(seed, purpose, node, *key) for node in ids.tolist()]
-    keys = np.empty((len(ids), 3 + len(key)), dtype=np.uint32)
-    keys[:, :2], keys[:, 2], keys[:, 3:] = (seed, crc32(purpose.encode())), ids, key
-    return [np.random.Generator(np.random.PCG64(row)) for row in keys]      # the generator of `default_rng`

@@ -16,6 +16,7 @@ from numba.cpython.unsafe import numbers
 from dbo.algorithms.protocol import Array
 
 trailing_zeros: Any = numbers.trailing_zeros
+leading_zeros: Any = numbers.leading_zeros
 carray: Any = numba.carray      # type: ignore[attr-defined]
 pointer_to: Any = types.CPointer
 llvm: Any = cgutils
@@ -44,6 +45,11 @@ def find_processor() -> tuple[str, frozenset[str]]:
 def can_expand() -> bool:
     """Decide whether the processor has AVX-512, which adds packed rows a register at a time."""
     return find_processor()[1] >= {"+avx512f", "+avx512vl"}
+
+
+def can_fuse_products() -> bool:
+    """Decide whether the processor has a fused multiply-add; without it the bits of float64 sums differ."""
+    return "+fma" in find_processor()[1]
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
@@ -161,7 +167,8 @@ def _sum_entries(
 ) -> Any:
     """Write Σ_k weights[k] · row k of a few entries to the address `out`; rows[k] is an address, first ≤ k < last.
 
-    The sums stay in registers, in float64 if `double`. Memory is requested `ahead` bytes in advance. These are vector
+    The sums stay in registers, in float64 if `double`. Sums of float32 rows then round each product and its addition
+    once, where the processor can. Memory is requested `ahead` bytes in advance. These are vector
     instructions: a compiler that finds loops to vectorize would give up where `out` is the memory of one of the rows.
     """
 
@@ -183,6 +190,13 @@ def _sum_entries(
         def item(kind: Any, array: Any, k: Any) -> Any:
             return builder.load(builder.gep(context.make_array(kind)(context, builder, array).data, [k]))
 
+        def add_product(weight: Any, values: Any, total: Any) -> Any:
+            if kind == number or not can_fuse_products():
+                return builder.fadd(total, builder.fmul(weight, values))
+            fused = ir.FunctionType(totals, [totals] * 3)
+            name = f"llvm.fma.v{width}f64"
+            return builder.call(llvm.get_or_insert_function(builder.module, fused, name), [weight, values, total])
+
         sums = [llvm.alloca_once(builder, totals) for _ in parts]
         for total in sums:
             builder.store(ir.Constant(totals, None), total)
@@ -201,7 +215,7 @@ def _sum_entries(
                 values = builder.load(place(row, part), align=itemsize)
                 if kind != number:
                     values = builder.fpext(values, totals)
-                builder.store(builder.fadd(builder.load(total), builder.fmul(weight, values)), total)
+                builder.store(add_product(weight, values, builder.load(total)), total)
         for part, total in zip(parts, sums, strict=True):
             result = builder.load(total)
             if kind != number:

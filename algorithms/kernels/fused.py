@@ -52,7 +52,7 @@ def compile_kernels(dtype: str) -> None:
     from dbo.algorithms.kernels import marks, selection, selection_kernels
 
     form = selection.fastest_form()
-    if not _is_cached(form.gather):
+    if not is_cached(form.gather):
         print("dbo: compiling kernels for wide rows, once", file=sys.stderr, flush=True)
     number = np.dtype(dtype).type
     one, v, w = number(1), np.zeros(64, dtype=dtype), np.ones(64, dtype=dtype)
@@ -66,7 +66,7 @@ def compile_kernels(dtype: str) -> None:
     marks.compile_kernels()
 
 
-def _is_cached(kernel: Any) -> bool:
+def is_cached(kernel: Any) -> bool:
     """Decide whether numba has this kernel on disk."""
     file = kernel.py_func.__module__.rpartition(".")[2]
     name = kernel.py_func.__qualname__.replace("<", "").replace(">", "")
@@ -109,17 +109,20 @@ def _can_expand() -> bool:
     return bool(_kernels().can_expand())
 
 
-def evaluate(sums: Sequence[tuple[Array, Sequence[tuple[Any, Any]]]]) -> None:
+def evaluate(
+    sums: Sequence[tuple[Array, Sequence[tuple[Any, Any]]]], then: Callable[[int], Any] | None = None
+) -> list[Any]:
     """Compute Σ c a of each sum (out, terms) into its `out`, all in one pass; later sums may use earlier ones.
 
-    A term is a coefficient, one number or one per row, and rows: an array, or a `RowSum`.
+    A term is a coefficient, one number or one per row, and rows: an array, or a `RowSum`. Return then(i) of every row,
+    called by its thread when the row is finished: part of it is still in the cache.
     """
     shape, dtype = sums[0][0].shape, sums[0][0].dtype
     kernel, like = _kernels().evaluate, np.empty(0, dtype)
     addresses = {id(a): a.ctypes.data for out, terms in sums for a in (out, *(a for _, a in terms))
                  if isinstance(a, np.ndarray)}
 
-    def evaluate_row(i: int) -> None:
+    def evaluate_row(i: int) -> Any:
         offset = i * shape[1] * dtype.itemsize
         weights: list[float] = []
         rows: list[int] = []          # addresses, or −1 − the number of a packed row
@@ -147,5 +150,6 @@ def evaluate(sums: Sequence[tuple[Array, Sequence[tuple[Any, Any]]]]) -> None:
             np.array([row.entries.ctypes.data for row in given], dtype=np.int64),
             np.array([row.entries.size for row in given], dtype=np.int64), _can_expand(),
         )
+        return None if then is None else then(i)
 
-    map_rows(evaluate_row, shape[0])
+    return map_rows(evaluate_row, shape[0])

@@ -1,10 +1,14 @@
-"""Select the top-k of NumPy rows and quantize them; `selection` has compiled kernels for wide rows."""
+"""Select the top-k of NumPy rows and quantize them.
+
+`selection` has compiled kernels for wide rows, `short_loops` for the short rows of a block.
+"""
 
 from typing import Any
 
 import numpy as np
 
 from dbo.algorithms.compression.grid import level_values, quantize_entries
+from dbo.algorithms.kernels import short
 from dbo.algorithms.protocol import Array
 
 _INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}      # by the bytes of a float
@@ -12,6 +16,9 @@ _INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}      # by the bytes of a 
 
 def keep_largest(rows: Array, k: int) -> Array:
     """Keep each row's k largest entries by magnitude, NaN first, the first of equal ones; set the others to 0.0."""
+    loops = short.short_loops(rows)
+    if loops is not None:
+        return short.keep_largest(loops, rows, k)
     dropped = _mark_smallest(np.abs(rows), rows.shape[1] - k)
     kept: Array = np.where(dropped, 0.0, rows) + 0.0      # turns −0.0, which is not sent, into 0.0
     return kept

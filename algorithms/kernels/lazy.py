@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -23,6 +23,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from dbo.algorithms.kernels import fused
 from dbo.algorithms.protocol import Array
+
+T = TypeVar("T")
 
 _MAX_TERMS = 64      # a longer sum is evaluated at once: its terms would keep too much memory
 
@@ -152,8 +154,11 @@ def unwrap_rows(values: Sequence[Any]) -> list[Any]:
     return [unwrap(value) for value in values]
 
 
-def split_difference(rows: Rows) -> tuple[Array, Array] | None:
-    """Return the arrays a and b of pending rows that are a − b; None if they are not."""
+def map_difference(rows: Rows, function: Callable[[Array, Array], T]) -> list[T] | None:
+    """Return function(a_i, b_i) of every row of rows that are a − b, pending; None if they are not.
+
+    What is pending of a and b is evaluated; a row's function is called as soon as the row is.
+    """
     terms = rows._sum.terms
     if len(terms) != 2 or not all(isinstance(source, _Sum) for _, source in terms):
         return None
@@ -162,8 +167,18 @@ def split_difference(rows: Rows) -> tuple[Array, Array] | None:
         return None
     assert isinstance(a, _Sum)
     assert isinstance(b, _Sum)
-    _evaluate([a, b])
-    return a.array, b.array
+    group = [*_list_pending([a, b])]      # of one shape, that of a and b
+
+    results, programs = _plan(group)
+    v, reference = results.get(a, a.array), results.get(b, b.array)
+
+    def call(i: int) -> T:
+        return function(v[i], reference[i])
+
+    found: list[T] = fused.evaluate(programs, call) if programs else fused.map_rows(call, rows.shape[0])
+    for total, array in results.items():
+        total.keep(array)
+    return found
 
 
 def _unwrap_all(values: Any) -> Any:
@@ -244,36 +259,48 @@ def _as_coefficient(value: Any, rows: Rows) -> Coefficient | None:
 
 def _evaluate(sums: Iterable[_Sum]) -> None:
     """Compute pending sums, and the visible ones that they are made of, in one pass for each shape."""
-    pending: dict[_Sum, None] = {}      # in an order in which every sum comes after those that it needs
-    for total in sums:
-        if total.array is None:
-            _collect(total, pending)
-            pending[total] = None
     groups: dict[Any, list[_Sum]] = {}
-    for total in pending:
+    for total in _list_pending(sums):
         groups.setdefault((total.shape, total.dtype), []).append(total)
     for group in groups.values():
         for total, array in _compute(group).items():
             total.keep(array)
 
 
+def _list_pending(sums: Iterable[_Sum]) -> dict[_Sum, None]:
+    """Return pending sums and the visible ones that they need, each after those that it needs."""
+    pending: dict[_Sum, None] = {}
+    for total in sums:
+        if total.array is None:
+            _collect(total, pending)
+            pending[total] = None
+    return pending
+
+
 def _compute(group: list[_Sum]) -> dict[_Sum, Any]:
     """Return the arrays of sums of one shape, in an order in which each may use those before it."""
-    results: dict[_Sum, Any] = {}
     if isinstance(group[0].dtype, np.dtype):
-        programs = []
-        for total in group:
-            free = _find_unused(total)      # before the lists of terms refer to everything
-            terms = list(_flatten(total, 1.0, results))
-            results[total] = np.empty(total.shape, total.dtype) if free is None else free
-            programs.append((results[total], terms))
+        results, programs = _plan(group)
         fused.evaluate(programs)
-    else:
-        from dbo.algorithms.kernels import torch_sums  # imports torch, which is slow
+        return results
+    from dbo.algorithms.kernels import torch_sums  # imports torch, which is slow
 
-        for total in group:
-            results[total] = torch_sums.evaluate(total.shape, total.dtype, list(_flatten(total, 1.0, results)))
+    results = {}
+    for total in group:
+        results[total] = torch_sums.evaluate(total.shape, total.dtype, list(_flatten(total, 1.0, results)))
     return results
+
+
+def _plan(group: list[_Sum]) -> tuple[dict[_Sum, Array], list[tuple[Array, list[tuple[Coefficient, Any]]]]]:
+    """Return the arrays that sums of NumPy rows will be written to, and the sums for `fused.evaluate`."""
+    results: dict[_Sum, Array] = {}
+    programs = []
+    for total in group:
+        free = _find_unused(total)      # before the lists of terms refer to everything
+        terms = list(_flatten(total, 1.0, results))
+        results[total] = np.empty(total.shape, total.dtype) if free is None else free
+        programs.append((results[total], terms))
+    return results, programs
 
 
 def _find_unused(total: _Sum) -> Array | None:

@@ -17,7 +17,7 @@ from dbo.algorithms.compression.grid import Grid, quantize_entries
 from dbo.algorithms.gossip import Packed, PackedRow
 from dbo.algorithms.kernels.compiled import find_processor
 from dbo.algorithms.kernels.fused import map_rows
-from dbo.algorithms.kernels.lazy import Rows, split_difference, unwrap
+from dbo.algorithms.kernels.lazy import Rows, map_difference, unwrap
 from dbo.algorithms.kernels.selection_kernels import AVX2, AVX512, BUCKETS, SCALAR, Form, narrow, sample
 from dbo.algorithms.protocol import Array
 
@@ -74,12 +74,11 @@ def quantize_row(row: PackedRow, dim: int, bits: int, log: bool) -> tuple[Packed
 
 def select_rows(rows: Rows, k: int) -> list[PackedRow]:
     """Pack the k largest entries of every row; a pending difference a − b is not stored."""
-    pair = split_difference(rows)
-    if pair is None:
-        a, zeros = unwrap(rows), _zeros(rows.shape[1], rows.dtype)
-        return map_rows(lambda i: top_k(a[i], zeros, k), len(a))
-    v, reference = pair
-    return map_rows(lambda i: top_k(v[i], reference[i], k), len(v))
+    found = map_difference(rows, lambda v, reference: top_k(v, reference, k))
+    if found is not None:
+        return found
+    a, zeros = unwrap(rows), _zeros(rows.shape[1], rows.dtype)
+    return map_rows(lambda i: top_k(a[i], zeros, k), len(a))
 
 
 @cache

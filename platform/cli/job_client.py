@@ -112,20 +112,21 @@ def fetch_results(place: str, to: Path) -> str:
     """Copy the results to this machine; return a line about it.
 
     Others may write to a shared storage: symbolic links are left out, since they may point to any file of this user.
+    The place comes from the cluster, so a folder that holds no results is not copied.
     """
     from dbo.platform.runs.remote import RemoteFolder, is_url
-    from dbo.platform.runs.run_folder import find_group
+    from dbo.platform.runs.run_folder import RunFolder, find_group, has_group
 
     if is_url(place):
         found = RemoteFolder(place).fetch(to)
     else:
-        found = Path(place).is_dir()
+        found = has_group(Path(place)) or RunFolder(Path(place)).has_run()
         if found:
             here, there = find_group(to), find_group(Path(place))
             if here is not None and (there is None or here.key != there.key):
                 raise InputError(f"--out: {to} holds another {here.kind} of this name; the results are in {place}")
             shutil.copytree(place, to, dirs_exist_ok=True, ignore=_list_irregular)
-    return f"fetched to {to}" if found else f"nothing to fetch: {place} is not visible from this machine"
+    return f"fetched to {to}" if found else f"nothing to fetch: no results in {place} are visible from this machine"
 
 
 def _list_irregular(folder: str, names: list[str]) -> list[str]:

@@ -100,6 +100,8 @@ def _copy(file: str, folder: Path, key: str) -> str:
     try:
         if (size := source.stat().st_size) > _LARGEST:
             raise InputError(f"{where} has {size / 1e6:.0f} MB; a job's files may have {_LARGEST / 1e6:.0f} MB each")
+        if not source.is_file() and not source.is_dir():        # a device may never end
+            raise InputError(f"{where} is not a regular file")
         shutil.copyfile(source, folder / source.name)
     except (OSError, ValueError) as error:      # ValueError: a file name with a null character
         raise InputError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None

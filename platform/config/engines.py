@@ -1,7 +1,8 @@
 """Define the settings of an experiment's `engine:` section. The engines themselves are in `platform.engine`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dbo.parameters import param
 
@@ -60,3 +61,13 @@ class RaySettings:
 
 EngineSettings = LocalSettings | RaySettings
 ENGINES: dict[str, type[LocalSettings] | type[RaySettings]] = {"ray": RaySettings, "local": LocalSettings}
+
+
+def select_decisive(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a recorded `engine:` section that influence results.
+
+    The others are the choice of whoever runs it here. Above all `address`: whoever serves a cluster executes code in
+    the process that connects to it.
+    """
+    kind = ENGINES.get(str(section.get("name")))
+    return {key: value for key, value in section.items() if kind is None or key not in kind.runtime_only}

@@ -46,6 +46,8 @@ def _read(file: str, key: str = "start") -> bytes:
         hint = "; of a run, name its state.safetensors" if key == "start" else ""
         raise InputError(f"{key}: {file} is a folder; must be a file{hint}")
     try:
+        if path.exists() and not path.is_file():          # a pipe or a device may never end
+            raise InputError(f"{key}: {file} is not a regular file")
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{key}: {file} cannot be read: {error.strerror}") from None

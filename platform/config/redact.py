@@ -46,6 +46,13 @@ def hide_path(url: str) -> str:
     return _URL.sub(replace, url)
 
 
+def redact_server(text: str, url: str) -> str:
+    """Redact a text, and in it the path of a web address, which libraries quote without the address too."""
+    found = _URL.match(url)
+    path = found[3].rstrip("/") if found and found[1].lower() not in _LOCAL | _STORES | _DATABASES else ""
+    return redact(text.replace(path, f"/{_HIDDEN}") if path else text)
+
+
 def redact_all(data: Any) -> Any:
     """Redact every text in plain data."""
     if isinstance(data, Mapping):

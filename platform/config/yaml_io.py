@@ -208,7 +208,10 @@ def _describe(error: yaml.YAMLError) -> str:
 def read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_LENGTH + 1)        # a device may never end
+        if len(text) > _MAX_LENGTH:
+            raise InputError(f"{path}: more than {_MAX_LENGTH:,} characters are not allowed")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except UnicodeDecodeError:

@@ -8,7 +8,7 @@ are counted alike.
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from array_api_compat import array_namespace, device, is_array_api_obj
 from dbo.algorithms.api import (
     Algorithm,
     Array,
+    Compressor,
     Message,
     Mixed,
     Neighbours,
@@ -28,6 +29,7 @@ from dbo.algorithms.api import (
     PackedRow,
     Shard,
     State,
+    short_loops,
 )
 from dbo.algorithms.kernels.fused import can_fuse, compile_kernels, is_large
 from dbo.algorithms.kernels.lazy import RowSum, unwrap, wrap, wrap_sum
@@ -157,6 +159,8 @@ class Block:
         self.ledger = Ledger(self.ids, self._network.degree[list(self.ids)])
         if can_fuse(self.shard.y0):
             compile_kernels(self.shard.y0.dtype.name)
+        elif isinstance(self.shard.y0, np.ndarray) and _compresses(self.config):
+            short_loops(self.shard.y0)       # compiles them: not in the middle of a measurement
         self.state: Any = init_state(self.algorithm, self.shard, self._schedules.apply(self.config, 0))
         flat = flatten(self.state)
         self._shapes = {name: (tuple(a.shape), a.dtype) for name, a in flat.items()}
@@ -409,6 +413,10 @@ class Block:
         self.state = unflatten(self.algorithm.state, loaded)
         self.ledger.restore(_select_prefix(flat, "ledger."))
         self.shard.calls[:] = flat["oracles"]
+
+
+def _compresses(config: DataclassInstance) -> bool:
+    return any(isinstance(getattr(config, each.name), Compressor) for each in fields(config))
 
 
 def describe_network(network: Network) -> NetworkFacts:

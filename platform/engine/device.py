@@ -177,8 +177,9 @@ def _keep_memory() -> None:
     """
     mallopt = _c_function("mallopt")
     if mallopt is not None:
-        trim_threshold, mmap_max = -1, -4      # M_… of malloc.h
+        trim_threshold, mmap_max, arena_max = -1, -4, -8      # M_… of malloc.h
         mallopt(mmap_max, 0)
+        mallopt(arena_max, 1)                  # packed rows are made by one thread and freed by another
         mallopt(trim_threshold, -1)            # never
 
 

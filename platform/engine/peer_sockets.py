@@ -29,6 +29,7 @@ _PACKETS, _END, _STALL = range(3)     # kinds: packets of a step, the end of a r
 _HELLO = struct.Struct("<II")         # number of the block, epoch
 _CHUNK = 1 << 18
 _PREFIX = "dbo-sockets-"
+_LOCK_ATTEMPTS, _LOCK_PAUSE = 50, 0.01      # seconds between two attempts to lock a folder
 _EMPTY_SECONDS = 60.0                 # until a folder that is empty is no longer one that is being made
 
 
@@ -92,8 +93,7 @@ class PeerSockets:
         self._peers: dict[int, _Peer] = {}
         remove_stale_folders()
         self._folder = tempfile.mkdtemp(prefix=_PREFIX)        # open to this user only
-        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = _lock_folder(self._folder)
         self._listener = socket.socket(socket.AF_UNIX)
         self._poll = select.poll()
 
@@ -209,6 +209,21 @@ class PeerSockets:
             _remove_folder(self._folder)
             os.close(self._lock)
             self._lock = -1
+
+
+def _lock_folder(folder: str) -> int:
+    """Open and lock a new folder. Another block may look at the same moment whether it is stale: try again then."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    for attempt in range(_LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError:
+            if attempt == _LOCK_ATTEMPTS - 1:
+                os.close(handle)
+                raise
+            time.sleep(_LOCK_PAUSE)
+    raise AssertionError("not reached")
 
 
 def remove_stale_folders() -> None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import Array, Grid, Message, Packed, scale_code
-from dbo.platform.network.measuring import MAX_ENTRIES, measure_together
+from dbo.algorithms.api import Array, Grid, Message, Packed, scale_code, short_loops
+from dbo.platform.network.measuring import MAX_ENTRIES, measure_compiled, measure_together
 from dbo.platform.network.positions import (
     encode_packed,
     encode_positions,
@@ -95,8 +95,12 @@ def _measure_short(messages: Mapping[str, Message | Packed]) -> dict[str, Table]
             tables[name] = measure_rows(message)
             continue
         check_width(message)
-        values = message.values
-        kinds.setdefault((values.dtype, values.shape[1], message.width, wire_bits(message.grid)), {})[name] = values
+        values, bits = message.values, wire_bits(message.grid)
+        loops = short_loops(values) if message.width == 1 else None
+        if loops is not None:
+            tables[name] = measure_compiled(loops, values, bits)
+            continue
+        kinds.setdefault((values.dtype, values.shape[1], message.width, bits), {})[name] = values
     for (_, _, width, bits), alike in kinds.items():
         counts, start = measure_together(np.concatenate([*alike.values()]), bits, width), 0
         for name, values in alike.items():

@@ -40,6 +40,7 @@ class Ledger:
         # (nodes, 3) bytes counted once per receiver: whole packets, bodies, values.
         self.received: Counts = np.zeros((self.ids.size, 3), dtype=np.int64)
         self._tables: dict[str, Counts] = {}                # channel → (nodes, 4)
+        self._everybody: Counts = np.ones_like(self.ids)
 
     def record(
         self, messages: Mapping[str, Message | Packed], sizes: PacketSizes,
@@ -49,18 +50,21 @@ class Ledger:
 
         In a star `sends` are the rows that send a packet, and `receivers` the numbers of nodes that receive it.
         """
-        sent = np.ones_like(self.ids) if sends is None else sends.astype(np.int64)
+        all_send = sends is None or bool(np.logical_and.reduce(sends))
+        sent = self._everybody if sends is None or all_send else sends.astype(np.int64)
         receivers = self.degree if receivers is None else receivers
         self.packets += sent
-        self.header += sent * sizes.header
+        self.header += sizes.header if all_send else sent * sizes.header
+        bodies = np.zeros((self.ids.size, 3), dtype=np.int64)
         for name, counts in sizes.tables.items():
             table = self._tables.get(name)
             if table is None:
                 table = self._tables[name] = np.zeros((self.ids.size, 4), dtype=np.int64)
-            table[:, :_NOMINAL] += sent[:, None] * counts
-            table[:, _NOMINAL] += sent * messages[name].kept
-            self.received[:, 1:] += receivers[:, None] * counts[:, : VALUE_BYTES + 1]
-        self.received[:, 0] += receivers * sizes.total
+            bodies += counts
+            table[:, :_NOMINAL] += counts if all_send else sent[:, None] * counts
+            table[:, _NOMINAL] += messages[name].kept if all_send else sent * messages[name].kept
+        self.received[:, 1:] += receivers[:, None] * bodies[:, : VALUE_BYTES + 1]
+        self.received[:, 0] += receivers * (sizes.header + bodies[:, ENCODED])
 
     @property
     def channels(self) -> tuple[str, ...]:

@@ -17,6 +17,14 @@ Counts = NDArray[np.int64]
 MAX_ENTRIES = 1 << 20      # of the rows that are measured at once; longer ones take most of their time outside of calls
 
 
+def measure_compiled(loops: Any, values: NDArray[Any], bits: int) -> Counts:
+    """Return what `measure_together` returns for single entries, with the compiled loops for these rows."""
+    rows, dim = values.shape
+    table = np.empty((rows, 3), dtype=np.int64)
+    loops.measure_rows(values, *_row_facts(dim, values.itemsize, bits), np.empty(dim + 1, dtype=np.int64), table)
+    return table
+
+
 def measure_together(values: NDArray[Any], bits: int, width: int) -> Counts:
     """Return for each of the rows, (rows, dim), the bytes of its body, the bytes of values in it, and the values.
 
@@ -55,6 +63,11 @@ def measure_together(values: NDArray[Any], bits: int, width: int) -> Counts:
     if not counts.all():
         table[counts == 0] = 0
     return table
+
+
+@lru_cache(maxsize=64)
+def _row_facts(dim: int, itemsize: int, bits: int) -> tuple[Counts, int, int, int, int]:
+    return _limits(dim), itemsize, bits & ~LOG, index_width(dim), grid_length(bits)
 
 
 @lru_cache(maxsize=64)

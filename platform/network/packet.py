@@ -96,11 +96,11 @@ def measure(messages: Mapping[str, Message | Packed]) -> PacketSizes:
     """Return exactly the lengths that `encode` gives, for all rows at once and without encoding."""
     tables = measure_messages(messages)
     nodes = len(next(iter(tables.values()))) if tables else 1
-    head = np.full(nodes, _START, dtype=np.int64)
+    head = np.full(nodes, _START + sum(map(_head_length, messages)), dtype=np.int64)
     for name, message in messages.items():
-        full = _head_length(name)
-        is_empty = message.form == "sparse" and tables[name][:, VALUES] == 0
-        head += np.where(is_empty, len(_NOTHING), full)
+        values = tables[name][:, VALUES]
+        if message.form == "sparse" and not np.logical_and.reduce(values):
+            head[values == 0] += len(_NOTHING) - _head_length(name)
     return PacketSizes(head, tables)
 
 

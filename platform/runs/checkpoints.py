@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -132,18 +132,27 @@ class Checkpoints:
         """Return all but the newest `keep` checkpoints, and what a process that died has left."""
         return [*self._list_newest_first()[keep:], *self._list_leftovers()]
 
-    def list_older_than_intact(self) -> list[Path]:
-        """Return the same, but keep all down to the newest checkpoint that matches its checksums."""
+    def list_older_than_usable(self, is_usable: Callable[[Checkpoint], bool]) -> list[Path]:
+        """Return the same, but keep all down to the newest that matches its checksums and that the caller can use."""
         places = self._list_newest_first()
-        intact = (number for number, place in enumerate(places, 1) if self._is_intact(place))
-        return self.list_removable(next(intact, len(places)))
+        usable = (number for number, place in enumerate(places, 1) if self._is_intact(place, is_usable))
+        return self.list_removable(next(usable, len(places)))
 
-    def _is_intact(self, place: Path) -> bool:
+    def _is_intact(self, place: Path, is_usable: Callable[[Checkpoint], bool]) -> bool:
         try:
-            self._load(place, with_blocks=True)
+            return is_usable(self._load(place, with_blocks=True))
         except DamagedError:
             return False
-        return True
+
+    def remove_newer(self, round_: int) -> None:
+        """Remove checkpoints after a round to which a run has returned.
+
+        They were skipped because they are damaged, or because their evaluations are gone. They would count as the
+        newest ones: `prune` would keep them instead of good ones, and a recovery would fail with them.
+        """
+        for place in self._list_newest_first():
+            if _read_round(place) > round_:
+                remove_checkpoint(place)
 
     def _list_leftovers(self) -> list[Path]:
         """Return what was not written to its end; the folder's lock keeps other writers out."""
@@ -156,7 +165,7 @@ class Checkpoints:
     def _list_newest_first(self) -> list[Path]:
         """Return the checkpoints by round: from round 10⁸ on, names do not sort as text."""
         places = [place for place in self.folder.glob("round-*") if _NAME.fullmatch(place.name)]
-        return sorted(places, key=lambda place: int(place.name.removeprefix("round-")), reverse=True)
+        return sorted(places, key=_read_round, reverse=True)
 
     def _load(self, place: Path, with_blocks: bool) -> Checkpoint:
         try:
@@ -183,6 +192,10 @@ class Checkpoints:
         for name, digest in files.items() if with_blocks else ():
             blocks.setdefault(name.partition(".")[0], {}).update(_load_part(place / name, digest))
         return Checkpoint(round_, list(blocks.values()), run, trajectory)
+
+
+def _read_round(place: Path) -> int:
+    return int(place.name.removeprefix("round-"))
 
 
 def remove_checkpoint(place: Path) -> None:

@@ -1,7 +1,8 @@
 """Find the checkpoints that a run does not need any more, and remove them. Results are never touched.
 
-A finished run needs none: only `dbo run --from` would. An interrupted, failed or diverged one keeps its newest
-intact checkpoint. Runs that are in use or damaged keep all of them: a repair may need any.
+A finished run needs none: only `dbo run --from` would. An interrupted, failed or diverged one keeps the newest
+checkpoint that it can be resumed from, and so does a finished one without a seal: nothing proves that its final state
+is intact. Runs that are in use or damaged keep all of them: a repair may need any.
 """
 
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from dbo.platform.errors import FolderLockedError, InputError, RunError
 from dbo.platform.runs.checkpoints import Checkpoints, remove_checkpoint
+from dbo.platform.runs.resume import missing_records
 from dbo.platform.runs.run_folder import RunFolder, find_summary, is_locked
 from dbo.platform.runs.seal import check_run
 
@@ -44,11 +46,12 @@ def _plan(folder: Path, keep: int) -> Cleanup:
         return Cleanup(folder, note=f"damaged: {verdict.damage[0]}; repair it first with dbo check --repair")
     summary = find_summary(folder)
     note = ""
-    if summary is not None and summary.status == "finished":
+    if summary is not None and summary.status == "finished" and verdict.state == "intact":
         removable = checkpoints.list_removable(keep)
     else:
-        removable = checkpoints.list_older_than_intact()
-        note = f"{summary.status if summary else 'not finished'}: the last checkpoint stays"
+        removable = checkpoints.list_older_than_usable(lambda found: missing_records(files, found) is None)
+        status = summary.status if summary else "not finished"
+        note = f"{'not sealed' if status == 'finished' else status}: the last checkpoint stays"
     places = tuple(removable)
     return Cleanup(folder, places, sum(map(measure_place, places)), note)
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbo.algorithms.registry import algorithms
+from dbo.platform.config.engines import select_decisive
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.redact import has_redacted_path
 from dbo.platform.engine.base import gather_rows
@@ -61,6 +62,7 @@ def repair_run(folder: Path) -> tuple[Verdict, list[str]]:
     recorded = read_experiment(folder)
     if has_redacted_path(str(section(recorded, "tracking").get("uri"))):
         recorded["tracking"] = {}                       # nothing is sent to MLflow here
+    recorded["engine"] = select_decisive(section(recorded, "engine"))
     run(Experiment(**recorded), folder, resume=True)    # replays from the newest intact evaluations
     return check_run(folder), [*done, "replayed the rounds after the newest intact checkpoint"]
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from dbo.platform.config import yaml_io
+from dbo.platform.config.paths import expand_user
 from dbo.platform.config.validation import build, pick, validate
 from dbo.platform.errors import InputError
 from dbo.platform.network.timing import Floats, Interval, Profile, TraceRow
 from dbo.platform.network.timing import replay as compute_times
 from dbo.platform.network.topology import TOPOLOGIES
-from dbo.platform.runs.atomic_io import open_regular
+from dbo.platform.runs.atomic_io import open_regular, read_bounded
 from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import RunFolder, iterate_metrics, read_experiment, read_metrics, read_network
 from dbo.platform.runs.schema import Record, RecordedNetwork, Target, section
@@ -34,6 +35,7 @@ _MAX_NUMBER = 1e15
 _MAX_STEPS = 100_000_000_000        # node updates of a replay: minutes
 _DENSE_GRAPHS = ("complete", "erdos_renyi")
 _MAX_BUILT_LINKS = 50_000_000       # of a graph that is built again
+_MAX_EDGES_FILE = 256 << 20         # bytes
 
 
 # ---- profiles --------------------------------------------------------------------------------------------------------
@@ -250,6 +252,8 @@ def _build_edges(folder: Path, nodes: int) -> list[tuple[int, int]]:
     # No list of edges is recorded: those of the built-in ones that have many grow with the square of the nodes.
     if name in _DENSE_GRAPHS and nodes**2 > 2 * _MAX_BUILT_LINKS:
         raise InputError(f"{folder}: its graph is not recorded, and has too many links to be built")
+    if "file" in given:
+        _check_edges(folder, str(given["file"]))
     kind = TOPOLOGIES[name]
     topology = build("topology", kind, validate("topology", (kind,), given))
     seed = experiment.get("seed", 0)
@@ -258,3 +262,11 @@ def _build_edges(folder: Path, nodes: int) -> list[tuple[int, int]]:
     except ValueError as error:
         raise InputError(f"{folder}: its graph cannot be built: {error}") from None
     return [(int(i), int(j)) for i, j in graph.edges]
+
+
+def _check_edges(folder: Path, file: str) -> None:
+    """Refuse a list of edges without an end: a foreign experiment may name any file."""
+    try:
+        read_bounded(expand_user(file), _MAX_EDGES_FILE)
+    except OSError as error:
+        raise InputError(f"{folder}: its graph is not recorded, and {file} cannot be read: {error.strerror}") from None

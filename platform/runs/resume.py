@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dbo.platform.config.engines import select_decisive
 from dbo.platform.config.experiment import NOT_DECISIVE, Experiment
 from dbo.platform.config.overrides import flatten
 from dbo.platform.config.redact import redact_all
@@ -41,7 +42,10 @@ def read_status(folder: RunFolder) -> str:
 
 
 def adopt_engine(experiment: Experiment, folder: RunFolder) -> Experiment:
-    """Return the experiment on the engine that the run in a folder recorded, if `auto` has chosen another one."""
+    """Return the experiment on the engine that the run in a folder recorded, if `auto` has chosen another one.
+
+    Only what influences results is adopted: a folder must not choose the cluster that this process connects to.
+    """
     if experiment.engine_choice is None:
         return experiment
     try:
@@ -49,7 +53,7 @@ def adopt_engine(experiment: Experiment, folder: RunFolder) -> Experiment:
     except InputError:
         return experiment
     known = isinstance(recorded, dict) and recorded.get("name") != experiment.engine["name"]
-    return experiment.with_engine(recorded) if known and isinstance(recorded, dict) else experiment
+    return experiment.with_engine(select_decisive(recorded)) if known and isinstance(recorded, dict) else experiment
 
 
 def check_folder(
@@ -170,8 +174,7 @@ def _find_text_rounds(folder: RunFolder, experiment: Experiment) -> int | None:
     """Return the rounds of an experiment that reads the same: only a plugin, dbo or an edges file can have changed."""
     def normalize(data: dict[str, Any]) -> dict[str, Any]:
         engine = data.get("engine")
-        kept = {key: value for key, value in engine.items() if key not in experiment.parts.engine.runtime_only} \
-            if isinstance(engine, dict) else engine
+        kept = select_decisive(engine) if isinstance(engine, dict) else engine
         return {**data, "engine": kept, **dict.fromkeys(("rounds", "until", *NOT_DECISIVE))}
 
     try:
@@ -314,7 +317,9 @@ def prepare_folder(
     folder.write_experiment(experiment.to_record())
     if checkpoint is None:
         return
-    if source is not None:
+    if source is None:
+        checkpoints.remove_newer(checkpoint.round)
+    else:
         folder.copy_records(source)
         if reason := missing_records(folder, checkpoint):        # another process has written there meanwhile
             raise RunError(f"--from: {source} has changed: {reason}")

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.console import Console
 
 from dbo.platform.config import tracking_uri
-from dbo.platform.config.redact import redact
+from dbo.platform.config.redact import redact_server
 from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def _describe_missing(status: Status, root: Path, store: str, errors: IO[bytes])
         missing, pronoun = f"{status['left']} of {status['points']} points are", "them"
     uri = ["--uri", store] if tracking_uri.find_exposed_credentials(store) else []
     command = shlex.join(["dbo", "sync", str(root), *uri])
-    return f"{missing} not in MLflow yet; `{command}` sends {pronoun}" + (f" ({redact(error)})" if error else "")
+    reason = f" ({redact_server(error, store)})" if error else ""
+    return f"{missing} not in MLflow yet; `{command}` sends {pronoun}{reason}"
 
 
 def last_error_line(text: str) -> str:
@@ -182,7 +183,7 @@ def _follow(root: Path, uri: str, experiment: str, since: float) -> None:
                 _send_status(messages, writer, "", done=True)
                 return
         except Exception as failure:
-            error, failures = describe_error(failure), failures + 1
+            error, failures = describe_error(failure, uri), failures + 1
             with suppress(Exception):
                 writer.count_points()
             if is_last:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dbo.platform.config import tracking_uri
+from dbo.platform.config.redact import redact_server
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.run_folder import (
     RunFolder,
@@ -42,7 +43,7 @@ def sync_folder(folder: Path, uri: str | None, experiment: str | None, log: Call
     except Exception as error:
         writer.count_points()
         raise RunError(
-            f"{folder}: {writer.unsent} of {writer.points} points are not in MLflow: {describe_error(error)}"
+            f"{folder}: {writer.unsent} of {writer.points} points are not in MLflow: {describe_error(error, store)}"
         ) from error
     for path, sent, points in writer.runs:
         log(f"{path}: sent {sent} new points of {points}" if sent else f"{path}: up to date, {points} points")
@@ -76,9 +77,9 @@ def read_tracking(folder: Path) -> dict[str, Any]:
     return section(read_experiment(folder), "tracking") if RunFolder(folder).experiment.exists() else {}
 
 
-def describe_error(error: Exception) -> str:
-    """Return the first line of an error, shortened."""
-    text = str(error).strip().partition("\n")[0]
+def describe_error(error: Exception, store: str) -> str:
+    """Return the first line of an error, shortened, without the path of the server: it may be a secret."""
+    text = redact_server(str(error).strip().partition("\n")[0], store)
     return (text if isinstance(error, RunError) else f"{type(error).__name__}: {text}")[:300]
 
 

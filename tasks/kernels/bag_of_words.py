@@ -28,72 +28,145 @@ def _intrinsic(function: Callable[..., Any]) -> Any:
     return extending.intrinsic(prefer_literal=True)(function)
 
 
+def _inline(function: Callable[..., Any]) -> Any:
+    """Copy a function into its callers: a call for each row would pass dozens of arguments."""
+    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
+
+
 _llvm: Any = cgutils
 _ir = _llvm.ir
 
 
-@_intrinsic
-def _add_lanes(
-    typing: Any, lanes: Any, row: Any, c: Any, indices: Any, data: Any, first: Any, last: Any, others: Any
-) -> Any:
-    """Add Σ_k data[k] others[indices[k]] to a few entries of the row from c on, with the sums in a register.
+_AHEAD = 16      # terms: how far the rows that they need are requested in advance
 
-    Rows have an entry per class: too few for the loops that a compiler vectorizes.
+
+@_intrinsic
+def _sum_lanes(
+    typing: Any, width: Any, has_ridge: Any, ahead: Any, out: Any, p: Any, c: Any, factor: Any, own: Any,
+    indices: Any, data: Any, first: Any, last: Any, others: Any,
+    indices2: Any, data2: Any, first2: Any, last2: Any, others2: Any,
+) -> Any:
+    """Write Σ_k data[k] others[indices[k]], first ≤ k < last, to `width` entries of out[p] from c on.
+
+    With `has_ridge` the sum starts from factor · own[p]. The terms of the second list come after those of the first.
+    The sums stay in registers: rows have an entry per class, too few for the loops that a compiler vectorizes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, target, c, numbers, factors, first, last, source = arguments
-        number, itemsize = context.get_value_type(row.dtype), row.dtype.bitwidth // 8
-        vector = _ir.VectorType(number, lanes.literal_value)
+        _, _, _, target, p, c, scale, given = arguments[:8]
+        lists = [((indices, data, others), arguments[8:13]), ((indices2, data2, others2), arguments[13:])]
+        number, itemsize = context.get_value_type(out.dtype), out.dtype.bitwidth // 8
+        integer, index32 = _ir.IntType(64), _ir.IntType(32)
+        parts: list[tuple[int, Any]] = []      # the first entry of a register, and its type
+        while (at := sum(vector.count for _, vector in parts)) < width.literal_value:
+            lanes = next(n for n in (16, 8, 4, 2, 1) if n <= width.literal_value - at)
+            parts.append((at, _ir.VectorType(number, lanes)))
 
         def find(kind: Any, array: Any, *at: Any) -> Any:
             made = context.make_array(kind)(context, builder, array)
             return _llvm.get_item_pointer(context, builder, kind, made, list(at), wraparound=False)
 
-        def place(address: Any) -> Any:
+        def place(kind: Any, array: Any, row: Any, part: tuple[int, Any]) -> Any:
+            at, vector = part
+            address = find(kind, array, row, builder.add(c, _ir.Constant(integer, at)))
             return builder.bitcast(address, vector.as_pointer())
 
-        total = _llvm.alloca_once(builder, vector)
-        own = place(find(row, target, c))
-        builder.store(builder.load(own, align=itemsize), total)
-        with _llvm.for_range(builder, last, start=first) as loop:
-            index = builder.sext(builder.load(find(indices, numbers, loop.index)), _ir.IntType(64))
+        def broadcast(value: Any, vector: Any) -> Any:
             undefined = _ir.Constant(vector, _ir.Undefined)
-            factor = builder.shuffle_vector(
-                builder.insert_element(
-                    undefined, builder.load(find(data, factors, loop.index)), _ir.Constant(_ir.IntType(32), 0)),
-                undefined, _ir.Constant(_ir.VectorType(_ir.IntType(32), lanes.literal_value), None),
+            return builder.shuffle_vector(
+                builder.insert_element(undefined, value, _ir.Constant(index32, 0)),
+                undefined, _ir.Constant(_ir.VectorType(index32, vector.count), None),
             )
-            other = builder.load(place(find(others, source, index, c)), align=itemsize)
-            builder.store(builder.fadd(builder.load(total), builder.fmul(factor, other)), total)
-        builder.store(builder.load(total), own, align=itemsize)
+
+        def request(kind: Any, source: Any, row: Any) -> None:
+            """Ask for the cache lines of a row; none is wrong."""
+            for at in range(0, width.literal_value * itemsize + 63, 64):
+                byte = _ir.Constant(integer, min(at, width.literal_value * itemsize - 1))
+                address = builder.bitcast(find(kind, source, row, c), _ir.IntType(8).as_pointer())
+                options = [_ir.Constant(index32, value) for value in (0, 3, 1)]      # to read, into L1, data
+                signature = _ir.FunctionType(_ir.VoidType(), [address.type, index32, index32, index32])
+                call = _llvm.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+                builder.call(call, [builder.gep(address, [byte]), *options])
+
+        def add(kinds: Any, given: Any) -> None:
+            """Add the terms of one list."""
+            (of_numbers, of_factors, of_rows), (numbers, factors, first, last, rows) = kinds, given
+
+            def read_index(k: Any) -> Any:
+                return builder.sext(builder.load(find(of_numbers, numbers, k)), integer)
+
+            with _llvm.for_range(builder, last, start=first) as loop:
+                if ahead.literal_value:
+                    size = context.make_array(of_numbers)(context, builder, numbers).nitems
+                    later = builder.add(loop.index, _ir.Constant(integer, ahead.literal_value))
+                    end = builder.sub(size, _ir.Constant(integer, 1))
+                    later = builder.select(builder.icmp_signed("<", later, end), later, end)
+                    request(of_rows, rows, read_index(later))
+                row, value = read_index(loop.index), builder.load(find(of_factors, factors, loop.index))
+                for part, total in zip(parts, totals, strict=True):
+                    other = builder.load(place(of_rows, rows, row, part), align=itemsize)
+                    builder.store(
+                        builder.fadd(builder.load(total), builder.fmul(broadcast(value, part[1]), other)), total)
+
+        totals = [_llvm.alloca_once(builder, vector) for _, vector in parts]
+        for part, total in zip(parts, totals, strict=True):
+            value = _ir.Constant(part[1], None)
+            if has_ridge.literal_value:
+                value = builder.fmul(
+                    broadcast(scale, part[1]), builder.load(place(own, given, p, part), align=itemsize))
+            builder.store(value, total)
+        for kinds, values in lists:
+            add(kinds, values)
+        for part, total in zip(parts, totals, strict=True):
+            builder.store(builder.load(total), place(out, target, p, part), align=itemsize)
         return context.get_dummy_value()
 
-    return types.void(lanes, row, types.int64, indices, data, types.int64, types.int64, others), generate
+    integer = types.int64
+    return types.void(
+        width, has_ridge, ahead, out, integer, integer, out.dtype, own, indices, data, integer, integer, others,
+        indices2, data2, integer, integer, others2,
+    ), generate
 
 
-@_compile
-def _add_rows(row: Array, indices: Array, data: Array, first: int, last: int, others: Array) -> None:
-    """row += Σ_k data[k] others[indices[k]] over first ≤ k < last."""
-    c, end = 0, row.size
-    while c + 16 <= end:
-        _add_lanes(16, row, c, indices, data, first, last, others)
-        c += 16
-    while c + 4 <= end:
-        _add_lanes(4, row, c, indices, data, first, last, others)
+@_inline
+def _sum_row(
+    out: Array, p: int, factor: float, own: Array, indices: Array, data: Array, first: int, last: int, others: Array,
+    indices2: Array, data2: Array, first2: int, last2: int, others2: Array,
+) -> None:
+    """out[p] = factor · own[p] + Σ_k data[k] others[indices[k]] + Σ_k data2[k] others2[indices2[k]]."""
+    c = 0
+    while c + 20 <= out.shape[1]:
+        _sum_lanes(
+            20, 1, 0, out, p, c, factor, own, indices, data, first, last, others,
+            indices2, data2, first2, last2, others2)
+        c += 20
+    while c + 4 <= out.shape[1]:
+        _sum_lanes(
+            4, 1, 0, out, p, c, factor, own, indices, data, first, last, others,
+            indices2, data2, first2, last2, others2)
         c += 4
-    while c < end:
-        _add_lanes(1, row, c, indices, data, first, last, others)
+    while c < out.shape[1]:
+        _sum_lanes(
+            1, 1, 0, out, p, c, factor, own, indices, data, first, last, others,
+            indices2, data2, first2, last2, others2)
         c += 1
 
 
 @_compile
 def scores(indptr: Array, indices: Array, data: Array, w: Array, out: Array) -> None:
     """out = A w, for A (documents, words) in CSR form and w (words, classes)."""
+    none = out.dtype.type(0)
     for i in range(out.shape[0]):
-        row = out[i]
-        row[:] = 0
-        _add_rows(row, indices, data, indptr[i], indptr[i + 1], w)
+        c, first, last = 0, indptr[i], indptr[i + 1]
+        while c + 20 <= out.shape[1]:
+            _sum_lanes(20, 0, _AHEAD, out, i, c, none, out, indices, data, first, last, w, indices, data, 0, 0, w)
+            c += 20
+        while c + 4 <= out.shape[1]:
+            _sum_lanes(4, 0, _AHEAD, out, i, c, none, out, indices, data, first, last, w, indices, data, 0, 0, w)
+            c += 4
+        while c < out.shape[1]:
+            _sum_lanes(1, 0, _AHEAD, out, i, c, none, out, indices, data, first, last, w, indices, data, 0, 0, w)
+            c += 1
 
 
 @_compile
@@ -146,11 +219,12 @@ def sum_losses(s: Array, labels: Array) -> float:
 @_compile
 def gradient(indptr: Array, indices: Array, data: Array, r: Array, out: Array) -> None:
     """out = Aᵀ r, for Aᵀ (words, documents) in CSR form and r (documents, classes)."""
+    none = out.dtype.type(0)
     for p in range(out.shape[0]):
-        row = out[p]
-        row[:] = 0
-        if indptr[p] < indptr[p + 1]:
-            _add_rows(row, indices, data, indptr[p], indptr[p + 1], r)
+        out[p, :] = 0
+        first, last = indptr[p], indptr[p + 1]
+        if first < last:
+            _sum_row(out, p, none, out, indices, data, first, last, r, indices, data, 0, 0, r)
 
 
 @_compile
@@ -159,11 +233,7 @@ def ridge_gradient(
 ) -> None:
     """out = ridge ∘ w + Aᵀ r."""
     for p in range(out.shape[0]):
-        row, own, factor = out[p], w[p], ridge[p]
-        for c in range(row.size):
-            row[c] = factor * own[c]
-        if indptr[p] < indptr[p + 1]:
-            _add_rows(row, indices, data, indptr[p], indptr[p + 1], r)
+        _sum_row(out, p, ridge[p], w, indices, data, indptr[p], indptr[p + 1], r, indices, data, 0, 0, r)
 
 
 @_compile
@@ -173,13 +243,9 @@ def weighted_gradient(
 ) -> None:
     """out = ridge ∘ w + Aᵀ r + Bᵀ r2."""
     for p in range(out.shape[0]):
-        row, own, factor = out[p], w[p], ridge[p]
-        for c in range(row.size):
-            row[c] = factor * own[c]
-        if indptr[p] < indptr[p + 1]:
-            _add_rows(row, indices, data, indptr[p], indptr[p + 1], r)
-        if indptr2[p] < indptr2[p + 1]:
-            _add_rows(row, indices2, data2, indptr2[p], indptr2[p + 1], r2)
+        _sum_row(
+            out, p, ridge[p], w, indices, data, indptr[p], indptr[p + 1], r,
+            indices2, data2, indptr2[p], indptr2[p + 1], r2)
 
 
 @_compile

@@ -14,19 +14,18 @@ three upper derivatives differ only in the gradient at the backbone's output, an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from dbo.tasks.api import Array, DataSize, Direction, Part, Setup, Shard, Task, Work, generator, param, task
-from dbo.tasks.kernels.memory import Memory, remember
+from dbo.tasks.api import Array, Batches, DataSize, Direction, Part, Setup, Shard, Task, Work, generator, param, task
 from dbo.tasks.partitions import assign_samples
+from dbo.tasks.problems.backbone import Backbone, BackboneLevel, BackboneSamples
 from dbo.tasks.problems.classification import ClassificationProblem
-from dbo.tasks.problems.softmax import CrossEntropy
-from dbo.tasks.problems.stacking import DenseRows, Layout, Level, stack_level
+from dbo.tasks.problems.stacking import Layout, stack_level
 
 
 @task("hyper_representation")
@@ -69,65 +68,6 @@ class HyperRepresentation(Task):
         return HyperRepresentationProblem(samples, train, val, setup.seed, setup.dtype, backbone, self.mu)
 
 
-@dataclass(frozen=True, slots=True)
-class Backbone:
-    """The perceptron φ_x over stacked nodes: every node has its own weights, row i of x."""
-
-    widths: tuple[int, ...]    # inputs, then the hidden layers
-    activation: Literal["relu", "tanh"]
-
-    @property
-    def dim(self) -> int:
-        return sum((a + 1) * b for a, b in pairwise(self.widths))
-
-    def init(self, rng: np.random.Generator) -> Array:
-        """Return (dim,) random weights, zero biases."""
-        parts = []
-        for a, b in pairwise(self.widths):
-            variance = 2.0 / a if self.activation == "relu" else 2.0 / (a + b)
-            parts += [np.sqrt(variance) * rng.standard_normal(a * b), np.zeros(b)]
-        return np.concatenate(parts)
-
-    def layers(self, x: Array) -> list[tuple[Array, Array]]:
-        """Return views of x: (nodes, inputs, outputs) weights and (nodes, 1, outputs) biases of each layer."""
-        layers, at = [], 0
-        for a, b in pairwise(self.widths):
-            weights, bias = x[:, at : at + a * b], x[:, at + a * b : at + (a + 1) * b]
-            layers.append((weights.reshape(-1, a, b), bias.reshape(-1, 1, b)))
-            at += (a + 1) * b
-        return layers
-
-    def forward(self, layout: Layout, features: Array, x: Array) -> list[Array]:
-        """Return the input and the activations of each layer, (samples, width) each; the last are φ_x."""
-        xp = array_namespace(x)
-        activations = [features]
-        for weights, bias in self.layers(x):
-            z = layout.matmul(activations[-1], weights)
-            layout.add_rows_to(z, bias)
-            if self.activation == "tanh":
-                activations.append(xp.tanh(z))
-            else:
-                activations.append(np.maximum(z, 0, out=z) if isinstance(z, np.ndarray) else xp.clip(z, 0))
-        return activations
-
-    def backward(self, layout: Layout, activations: list[Array], x: Array, d: Array) -> Array:
-        """Return the (nodes, dim) gradient in x of a function whose gradient in φ_x is d, (samples, last width)."""
-        xp = array_namespace(x)
-        layers = self.layers(x)
-        gradient: Array = xp.empty_like(x)
-        for k, (of_weights, of_bias) in reversed(list(enumerate(self.layers(gradient)))):
-            out = activations[k + 1]
-            d = d * (1.0 - out * out) if self.activation == "tanh" else xp.where(out > 0, d, 0.0)
-            if isinstance(x, np.ndarray):
-                layout.matmul_transposed(activations[k], d, out=of_weights)
-            else:
-                of_weights[:] = layout.matmul_transposed(activations[k], d)
-            of_bias[:, 0] = layout.sum_samples(d)
-            if k > 0:
-                d = layout.matmul(d, layers[k][0].swapaxes(1, 2))
-        return gradient
-
-
 @dataclass(frozen=True, eq=False)
 class HyperRepresentationProblem(ClassificationProblem):
     """The samples of all nodes, and the shape of the backbone."""
@@ -165,92 +105,47 @@ class HyperRepresentationProblem(ClassificationProblem):
         return {**super().shape(), "widths": list(self.backbone.widths)}
 
 
-@dataclass(slots=True)
-class ForwardCache:
-    """The last forward pass: an inner loop needs the same φ_x K times. A copied or converted shard starts empty.
-
-    A caller of the whole shard may reuse the buffer of x. A batch lives for a few steps in which nobody writes into x.
-    """
-
-    x: Memory | None = None
-    is_batch: bool = False
-    activations: list[Array] = field(default_factory=list)
-    passes: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BackboneLevel:
-    """One level's samples, and the backbone that is applied to them."""
-
-    level: Level
-    backbone: Backbone
-    cache: ForwardCache = field(default_factory=ForwardCache, init=False)
-
-    @property
-    def rows(self) -> DenseRows:
-        assert isinstance(self.level.rows, DenseRows)    # `build` refuses sparse features
-        return self.level.rows
-
-    @property
-    def loss(self) -> CrossEntropy:
-        return self.level.loss
-
-    def take(self, numbers: Array) -> "BackboneLevel":
-        """Return the samples with these numbers, (nodes, batch), among each node's own."""
-        batch = BackboneLevel(self.level.take(numbers), self.backbone)
-        batch.cache.is_batch = True
-        return batch
-
-    def forward(self, x: Array) -> list[Array]:
-        """Return the activations at x, computed once per x."""
-        cache = self.cache
-        if cache.x is None or not cache.x.matches(x):
-            cache.activations = self.backbone.forward(self.rows.layout, self.rows.features, x)
-            cache.x = remember(x, is_kept=cache.is_batch)
-            cache.passes += 1
-        return cache.activations
-
-    def phi(self, x: Array) -> Array:
-        """Return (samples, last width) the inputs of the head."""
-        return self.forward(x)[-1]
-
-    def backward(self, x: Array, d: Array) -> Array:
-        return self.backbone.backward(self.rows.layout, self.forward(x), x, d)
-
-    # ---- the loss as a function of (x, w), where w is the head as (nodes, width, classes) ----------------------------
-
-    def value(self, x: Array, w: Array) -> Array:
-        layout = self.rows.layout
-        return layout.sum_samples(self.loss.loss(layout.matmul(self.phi(x), w)))
-
-    def residual(self, x: Array, w: Array) -> Array:
-        return self.loss.residual(self.rows.layout.matmul(self.phi(x), w))
-
-    def gradient_x(self, x: Array, w: Array) -> Array:
-        return self.backward(x, self.rows.layout.matmul(self.residual(x, w), w.swapaxes(1, 2)))
-
-    def gradient_w(self, x: Array, w: Array) -> Array:
-        return self.rows.layout.matmul_transposed(self.phi(x), self.residual(x, w))
-
-
 @dataclass(frozen=True, eq=False)
 class HyperRepresentationShard(Shard):
     """Closed-form oracles over stacked nodes."""
 
-    train: BackboneLevel
-    val: BackboneLevel
+    train: BackboneSamples
+    val: BackboneSamples
     classes: int
     mu: float
 
     @property
     def sizes(self) -> tuple[Array, Array]:
-        return self.train.level.sizes, self.val.level.sizes
+        return self.train.sizes, self.val.sizes
 
     def subset(self, lower: Array | None, upper: Array | None) -> "HyperRepresentationShard":
+        assert isinstance(self.train, BackboneLevel)      # a batch of a batch is never drawn
+        assert isinstance(self.val, BackboneLevel)
         return replace(
             self, train=self.train if lower is None else self.train.take(lower),
             val=self.val if upper is None else self.val.take(upper),
         )
+
+    def draw_batch(self, batches: Batches, round_: int, step: int) -> "HyperRepresentationShard":
+        return replace(
+            self, train=self._draw_level("lower", self.train, batches, round_, step),
+            val=self._draw_level("upper", self.val, batches, round_, step),
+        )
+
+    def _draw_level(
+        self, name: Literal["lower", "upper"], level: BackboneSamples, batches: Batches, round_: int, step: int
+    ) -> BackboneSamples:
+        """Return the batch of one level, which computes the next ones of its round ahead if x does not move."""
+        assert isinstance(level, BackboneLevel)
+
+        def draw(at: int) -> Array:
+            numbers = batches.draw(name, self.seed, self.ids, level.sizes, round_, at)
+            assert numbers is not None
+            return numbers
+
+        if (batches.lower if name == "lower" else batches.upper) is None:
+            return level
+        return level.take_step(draw, round_, step, 1 if batches.per == "round" else batches.per_round)
 
     def f(self, x: Array, y: Array) -> Array:
         return self.val.value(x, self._matrix(y))
@@ -274,7 +169,7 @@ class HyperRepresentationShard(Shard):
         return gradient
 
     def g_yy(self, x: Array, y: Array, v: Array) -> Array:
-        layout, phi = self.train.rows.layout, self.train.phi(x)
+        layout, phi = self.train.layout, self.train.phi(x)
         curvature = self.train.loss.curvature(
             layout.matmul(phi, self._matrix(y)), layout.matmul(phi, self._matrix(v))
         )
@@ -283,7 +178,7 @@ class HyperRepresentationShard(Shard):
         return product
 
     def g_xy(self, x: Array, y: Array, v: Array) -> Array:
-        layout, phi, loss = self.train.rows.layout, self.train.phi(x), self.train.loss
+        layout, phi, loss = self.train.layout, self.train.phi(x), self.train.loss
         w, u = self._matrix(y), self._matrix(v)
         scores = layout.matmul(phi, w)
         curvature = loss.curvature(scores, layout.matmul(phi, u))

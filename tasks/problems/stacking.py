@@ -112,7 +112,7 @@ class Layout:
 
 
 @lru_cache(maxsize=16)
-def _equal_layout(nodes: int, size: int) -> Layout:
+def equal_layout(nodes: int, size: int) -> Layout:
     """Return the layout of batches: equally many samples of each node."""
     return Layout.from_sizes([size] * nodes)
 
@@ -122,6 +122,11 @@ def _concatenate(parts: list[Array]) -> Array:
         return parts[0]
     whole: Array = array_namespace(parts[0]).concat(parts, axis=0)
     return whole
+
+
+def take_features(features: Array, at: Array) -> Array:
+    """Return the dense rows at these positions."""
+    return features.take(at, axis=0) if isinstance(features, np.ndarray) else features[at]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,8 +150,7 @@ class DenseRows:
 
     def take(self, at: Array, nodes: int) -> "DenseRows":
         """Return the samples at these positions, equally many for each node."""
-        features = self.features.take(at, axis=0) if isinstance(self.features, np.ndarray) else self.features[at]
-        return DenseRows(_equal_layout(nodes, len(at) // nodes), features)
+        return DenseRows(equal_layout(nodes, len(at) // nodes), take_features(self.features, at))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,12 +199,16 @@ class Level:
     def take(self, numbers: Array) -> "Level":
         """Return the samples with these numbers, (nodes, batch), among each node's own."""
         nodes, size = numbers.shape
-        at = (self.starts[:, None] + numbers).reshape(-1)
-        labels = self.labels[at]
+        at, loss = self.locate(numbers)
         return Level(
-            self.rows.take(at, nodes), self.loss.with_labels(labels, 1.0 / size), labels,
-            np.arange(nodes) * size, np.full(nodes, size, dtype=np.int64),
+            self.rows.take(at, nodes), loss, self.labels[at], np.arange(nodes) * size,
+            np.full(nodes, size, dtype=np.int64),
         )
+
+    def locate(self, numbers: Array) -> tuple[Array, CrossEntropy]:
+        """Return the positions of the samples with these numbers, (nodes, batch), and the mean loss over them."""
+        at: Array = (self.starts[:, None] + numbers).reshape(-1)
+        return at, self.loss.with_labels(self.labels[at], 1.0 / numbers.shape[1])
 
 
 def stack_level(parts: Sequence[Part], classes: int, dtype: str) -> Level:

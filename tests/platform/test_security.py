@@ -22,6 +22,7 @@ from dbo.platform.network import packet as wire
 from dbo.platform.runs.remote import RemoteFolder
 from dbo.platform.runs.run_folder import read_run
 from dbo.platform.runs.runner import run
+from dbo.platform.tracking.sync import describe_error
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -265,3 +266,13 @@ def test_a_tracking_uri_with_an_unknown_parameter_is_refused(tiny: Callable[...,
     with pytest.raises(InputError, match="a name, password or token in the URI is not allowed"):
         tiny(tracking={"uri": uri})
     tiny(tracking={"uri": "postgresql://h/n?sslmode=require"})
+
+
+@pytest.mark.parametrize(("uri", "is_hidden"), [
+    ("https://h/private-place/", True), ("http://u.example:1/private-place", True),
+    ("sqlite:////private-place/m.db", False), ("https://h/", False), ("https://h", False),
+])
+def test_the_path_of_a_server_is_not_printed(uri: str, is_hidden: bool) -> None:
+    """It may be a secret, and libraries quote it with and without the address. Files keep their paths."""
+    error = OSError(f"no answer from {uri}/api: retries exceeded with url: /private-place/api?name=dbo")
+    assert ("private-place" not in describe_error(error, uri)) == is_hidden

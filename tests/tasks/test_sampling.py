@@ -99,3 +99,33 @@ def test_draws_are_the_first_different_numbers_of_the_nodes_generator(seed: int)
             while len(found := list(dict.fromkeys(samples.tolist()))) < size:
                 samples = np.concatenate([samples, generator.integers(have, size=size)])
             assert numbers[node].tolist() == found[:size]
+
+
+@pytest.mark.parametrize("order", ["independent", "epoch"])
+@pytest.mark.parametrize("per", ["step", "round"])
+def test_steps_drawn_together_are_those_drawn_alone(order: str, per: str) -> None:
+    """Several steps are drawn at once. Each has the samples of its own key, in whichever order they are asked for."""
+    sizes = np.array([4000, 40, 26, 700])
+    batches = Batches(lower=6, order=order, per=per, per_round=5)      # type: ignore[arg-type]
+    asked = [(round_, step) for round_ in (0, 1, 70, 71) for step in range(5)]
+    together = {at: batches.draw("lower", 3, IDS, sizes, *at) for at in [*asked, *asked[::-1]]}
+    for (round_, step), numbers in together.items():
+        count = round_ if per == "round" else 5 * round_ + step
+        for node, have in enumerate(sizes.tolist()):
+            if order == "epoch":
+                epoch, number = divmod(count, have // 6)
+                shuffled = np.random.default_rng([3, crc32(b"epoch lower"), node, epoch]).permutation(have)
+                expected = shuffled[6 * number : 6 * number + 6].tolist()
+            else:
+                at = (round_, 0) if per == "round" else (round_, step)
+                alone = Batches(lower=6).draw("lower", 3, IDS[node:][:1], sizes[node:][:1], *at)
+                assert alone is not None
+                expected = alone[0].tolist()
+            assert numbers is not None
+            assert numbers[node].tolist() == expected
+
+
+def test_a_draw_cannot_be_changed() -> None:
+    """Later calls share the numbers."""
+    with pytest.raises(ValueError, match="read-only"):
+        draw(Batches(lower=3))[0, 0] = 1

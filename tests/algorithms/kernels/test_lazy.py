@@ -9,7 +9,7 @@ import pytest
 from dbo.algorithms.compression.compressors import COMPRESSORS, TopK, compressor
 from dbo.algorithms.gossip import Message, Packed, PackedRow, dense, mix
 from dbo.algorithms.kernels import fused
-from dbo.algorithms.kernels.lazy import Rows, RowSum, unwrap, unwrap_rows, wrap, wrap_sum
+from dbo.algorithms.kernels.lazy import Rows, RowSum, map_difference, unwrap, unwrap_rows, wrap, wrap_sum
 from dbo.algorithms.rng import Key
 
 torch = pytest.importorskip("torch")
@@ -164,6 +164,35 @@ def test_sums_that_need_each_other_are_evaluated_in_order() -> None:
         np.testing.assert_array_equal(found[0], kept)
         np.testing.assert_array_equal(found[1], a - kept)
         np.testing.assert_allclose(found[2], a - kept + b, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_function_sees_both_rows_of_a_difference(threads: int) -> None:
+    """What is pending of a − b is evaluated once and kept; the difference itself is not."""
+    random = np.random.default_rng(3)
+    p, q, r = (wrap(random.standard_normal((3, DIM)).astype(np.float32)) for _ in range(3))
+    a, b = p + 0.5 * q, q - r
+    expected = unwrap(p + 0.5 * q), unwrap(q - r)
+    difference = a - b
+    fused.set_threads(threads)
+    try:
+        seen = map_difference(difference, lambda v, reference: (v.copy(), reference.copy()))
+    finally:
+        fused.set_threads(1)
+    assert seen is not None
+    for place, array in enumerate(expected):
+        np.testing.assert_array_equal(np.stack([rows[place] for rows in seen]), array)
+    assert a._sum.array is not None
+    assert b._sum.array is not None
+    assert difference._sum.array is None
+    again = map_difference(difference, lambda v, reference: v[0] - reference[0])      # nothing is pending any more
+    np.testing.assert_array_equal(again, (expected[0] - expected[1])[:, 0])
+
+
+@pytest.mark.parametrize("make", [lambda a, b: a + b, lambda a, b: 2 * a, lambda a, b: b], ids=["a + b", "2 a", "b"])
+def test_other_rows_are_no_difference(make: Any) -> None:
+    a, b = (wrap(np.ones((3, DIM), dtype=np.float32)) for _ in range(2))
+    assert map_difference(make(a, b), lambda v, reference: None) is None
 
 
 def test_long_sums_are_evaluated_on_the_way(passes: list[int]) -> None:

@@ -52,13 +52,22 @@ def test_links_in_a_shared_storage_are_not_fetched(tmp_path: Path) -> None:
     """They could point to any file of this user, whose content would then look like a result."""
     (tmp_path / "secret").write_text("token")
     place = tmp_path / "place"
+    write_group(place, "mine", "1")
     (place / "cells").mkdir(parents=True)
     (place / "cells" / "metrics.jsonl").write_text("{}")
     (place / "events.jsonl").symlink_to(tmp_path / "secret")
     (place / "folder").symlink_to(tmp_path)
     os.mkfifo(place / "pipe")
     assert fetch_results(str(place), tmp_path / "to") == f"fetched to {tmp_path / 'to'}"
-    assert sorted(path.name for path in (tmp_path / "to").rglob("*")) == ["cells", "metrics.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "to").rglob("*")) == ["cells", "group.json", "metrics.jsonl"]
+
+
+def test_a_folder_without_results_is_not_fetched(tmp_path: Path) -> None:
+    """The place comes from the cluster, which may name any folder of this user."""
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    (tmp_path / "home" / ".ssh" / "id").write_text("key")
+    assert fetch_results(str(tmp_path / "home"), tmp_path / "to").startswith("nothing to fetch: ")
+    assert not (tmp_path / "to").exists()
 
 
 class ClusterWithoutAgent:

@@ -57,7 +57,8 @@ def test_only_python_is_packed_as_a_plugin(tmp_path: Path, job: Path, content: b
 
 def test_an_unreadable_file_is_an_input_error(tmp_path: Path, job: Path) -> None:
     """Its key and the reason, in one line."""
-    for file, reason in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory"), ("a\0b", "null")):
+    for file, reason in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory"), ("a\0b", "null"),
+                         ("/dev/zero", "not a regular file")):
         assert reason in refused(job, {"topology": {"name": "edges", "file": str(file)}})
 
 

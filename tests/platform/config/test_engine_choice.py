@@ -64,3 +64,13 @@ def test_choice_is_recorded_and_adopted(tmp_path: Path) -> None:
     assert adopt_engine(longer, RunFolder(tmp_path)).engine == short.engine
     given = Experiment(task={"name": "quadratic"}, nodes=4, rounds=100_000, engine="ray")
     assert adopt_engine(given, RunFolder(tmp_path)) is given
+
+
+def test_a_folder_does_not_choose_the_cluster(tmp_path: Path) -> None:
+    """Whoever serves a cluster executes code in processes that connect to it. Control: the packing is adopted."""
+    settings: dict[str, Any] = {"task": {"name": "quadratic"}, "nodes": 4}
+    there = {"name": "ray", "nodes_per_actor": 2, "address": "203.0.113.7:6379", "max_recoveries": 0}
+    RunFolder(tmp_path).write_experiment(Experiment(**settings, rounds=100_000, engine=there).to_record())
+    adopted = adopt_engine(Experiment(**settings, rounds=2), RunFolder(tmp_path)).engine
+    assert (adopted["name"], adopted["nodes_per_actor"]) == ("ray", 2)
+    assert (adopted["address"], adopted["max_recoveries"]) == (None, 100)

@@ -198,3 +198,9 @@ def test_yaml_is_read_in_one_place() -> None:
         if re.search(r"^\s*(import|from) (yaml|ruamel|omegaconf)\b", file.read_text(encoding="utf-8"), re.MULTILINE)
     ]
     assert found == ["platform/config/yaml_io.py"]
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    """At once, and in little memory: a foreign experiment may name a device as its presets."""
+    with pytest.raises(InputError, match="/dev/zero: more than 200,000 characters are not allowed"):
+        yaml_io.read(Path("/dev/zero"))

@@ -1,11 +1,13 @@
 """Sockets between blocks of one machine: nothing waits for ever, and packets of other steps are not mistaken."""
 
+import fcntl
 import os
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,6 +160,26 @@ def test_folders_in_use_and_foreign_files_stay(temporary: Path) -> None:
     assert names == ["dbo-sockets-file", "dbo-sockets-full", "dbo-sockets-link", "dbo-sockets-new", "precious"]
     assert (temporary / "precious" / "file").read_text() == (temporary / "dbo-sockets-full" / "file").read_text()
     block.close()
+
+
+def test_a_block_that_looks_for_stale_folders_does_not_disturb_another(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All blocks begin to listen at once: one may look at the new folder of another before this one has locked it."""
+    make = tempfile.mkdtemp
+
+    def make_and_look(prefix: str) -> str:
+        folder = make(prefix=prefix)
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        threading.Timer(0.1, os.close, [handle]).start()
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_look)
+    block = PeerSockets(0, 0, 1.0)
+    assert Path(block.listen(1)).is_socket()
+    block.close()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("hello", [b"", b"1234567"])

@@ -1,5 +1,6 @@
 """Checkpoints that a run keeps when it ends, and what `dbo clean` removes later."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,33 @@ def test_an_unfinished_run_keeps_its_newest_intact_checkpoint(
     for name in ("intact", "damaged"):
         run(tiny(), tmp_path / name, resume=True)
         assert same(tmp_path / name, tmp_path / "straight")
+
+
+def test_an_unfinished_run_keeps_a_checkpoint_whose_evaluations_are_recorded(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest is intact, but lines before it are gone: only the one before it can be resumed from."""
+    folder = tmp_path / "r"
+    interrupt(monkeypatch, tiny(), folder, at=6)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:3]))           # of rounds 0, 1 and 2
+    assert clean_run(folder).places == ()
+    assert rounds(folder) == [2, 4]
+    run(tiny(), folder, resume=True)
+    assert check_run(folder).state == "intact"
+
+
+def test_a_finished_run_without_a_seal_keeps_a_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
+    """Nothing proves that its final state is intact; here it is not."""
+    folder = tmp_path / "r"
+    run(tiny(), folder)
+    (folder / "manifest.json").unlink()
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "sealed": False}))
+    (folder / "state.safetensors").write_bytes(b"")
+    assert plan_cleanup(folder).note == "not sealed: the last checkpoint stays"
+    clean_run(folder)
+    assert rounds(folder) == [6]
 
 
 def test_a_run_in_use_is_not_touched(tiny: Tiny, tmp_path: Path) -> None:

@@ -238,3 +238,18 @@ def test_a_graph_with_too_many_links_is_not_built(
     monkeypatch.setattr("dbo.platform.runs.replay._MAX_BUILT_LINKS", 3)
     with pytest.raises(InputError, match="too many links"):
         read_traffic(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "pipe", "missing"])
+def test_a_list_of_edges_without_an_end_is_refused(folder: Path, tmp_path: Path, file: str) -> None:
+    """A foreign experiment names any file. Control: the same graph as a list is read."""
+    copy_files(folder, tmp_path)
+    network = json.loads((folder / "network.json").read_text())
+    (tmp_path / "network.json").write_text(json.dumps({**network, "edges": None}))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "edges.txt").write_text("\n".join(f"{i} {j}" for i, j in network["edges"]))
+    (tmp_path / "experiment.yaml").write_text(f"topology: {{name: edges, file: {tmp_path / 'edges.txt'}}}\n")
+    assert read_traffic(tmp_path).neighbours == read_traffic(folder).neighbours
+    (tmp_path / "experiment.yaml").write_text(f"topology: {{name: edges, file: {tmp_path / file}}}\n")
+    with pytest.raises(InputError, match=r"its graph is not recorded, and .* cannot be read"):
+        read_traffic(tmp_path)

@@ -699,3 +699,37 @@ def test_edited_evaluation_of_a_finished_run_is_noticed(tiny: Tiny, tmp_path: Pa
     metrics.write_text(metrics.read_text().replace('"upper_loss": ', '"upper_loss": 0', 1))
     with pytest.raises(InputError, match=r"has changed since it was saved|is damaged"):
         run(tiny(), tmp_path / "r", resume=True)
+
+
+def list_checkpoints(folder: Path) -> list[int]:
+    return sorted(int(place.name.removeprefix("round-")) for place in (folder / "checkpoints").glob("round-*"))
+
+
+def test_checkpoints_that_were_skipped_do_not_displace_good_ones(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest three are damaged. After the next save, the new one and the one before are there, both intact."""
+    with interrupt(monkeypatch, in_round=6):
+        run(tiny(checkpoint_every=1, keep_checkpoints=4), tmp_path)
+    assert list_checkpoints(tmp_path) == [2, 3, 4, 5]
+    for round_ in (3, 4, 5):
+        (tmp_path / "checkpoints" / f"round-{round_:08d}" / "block-000.safetensors").write_bytes(b"")
+    with interrupt(monkeypatch, in_round=4):
+        run(tiny(checkpoint_every=1), tmp_path, resume=True)
+    assert list_checkpoints(tmp_path) == [2, 3]
+    found = Checkpoints(tmp_path / "checkpoints", "", allow_other=True)
+    assert [one.round for one in found.load_each()] == [3, 2]
+
+
+def test_a_skipped_checkpoint_is_not_loaded_by_a_recovery(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is intact, but its evaluations are gone: a recovery that found it could not roll back to it."""
+    with interrupt(monkeypatch, in_round=6):
+        run(tiny(checkpoint_every=1), tmp_path)
+    assert list_checkpoints(tmp_path) == [4, 5]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:5]))         # of rounds 0 to 4
+    with interrupt(monkeypatch, in_round=5):
+        run(tiny(checkpoint_every=1), tmp_path, resume=True)
+    assert list_checkpoints(tmp_path) == [4]

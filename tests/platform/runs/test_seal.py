@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from dbo import api
+from dbo.platform.config.engines import LocalSettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
-from dbo.platform.runs import seal
+from dbo.platform.runs import runner, seal
 from dbo.platform.runs.repair import repair_run
 from dbo.platform.runs.result import NoCallback
 from dbo.platform.runs.run_folder import RunFolder, read_manifest
@@ -267,6 +268,30 @@ def test_a_manifest_names_files_of_its_own_folder_only(folder: Path) -> None:
     assert manifest is not None
     manifest.files["../../etc/passwd"] = manifest.files["metrics.jsonl"]
     assert "../../etc/passwd" not in parse_manifest(serialize_manifest(manifest)).files
+
+
+def test_a_repair_connects_to_no_cluster_of_the_folder(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds are replayed with the recorded engine, but not at its address: that would execute code from there."""
+    started: list[Any] = []
+    start = runner.start_engine
+
+    def start_engine(settings: Any, spec: Any) -> Any:
+        started.append(settings)
+        return start(LocalSettings(), spec)
+
+    folder = tmp_path / "r"
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "start_engine", start_engine)
+        there = {"name": "ray", "nodes_per_actor": 6, "address": "203.0.113.7:6379"}
+        run(tiny(engine=there), folder)
+        assert started[-1].address == "203.0.113.7:6379"
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+        assert repair_run(folder)[0].state == "intact"
+    assert len(started) == 2
+    assert (started[-1].address, started[-1].nodes_per_actor) == (None, 6)
 
 
 def test_a_file_that_changes_during_the_run_is_found(tiny: Tiny, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_a_saved_model_is_the_same_start(tiny: Tiny, tmp_path: Path) -> None:
     ("name", "message"),
     [("nothing", "cannot be read: No such file"), ("", "is a folder; must be a file; of a run, name its state"),
      ("text", "is not a safetensors file"), ("wide", "start: x has 3 entries; this task has 4"),
+     ("/dev/zero", "start: /dev/zero is not a regular file"),
      ("half", "has no y; must have the arrays x and y"), ("nan", "x contains NaN or inf")],
 )
 def test_wrong_starts_are_one_line(tiny: Tiny, tmp_path: Path, name: str, message: str) -> None:
