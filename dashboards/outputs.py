@@ -1,6 +1,6 @@
 """Write the files of `dbo report`, and those that `run`, `compare` and `sweep` leave beside their results."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +12,10 @@ _FIRST_FIGURES = ("costs", "accuracy-mb", "accuracy-seconds", "sensitivity")    
 
 
 def export_report(
-    folders: Sequence[Path], out: Path, figures: Path | None, only: str | None, target: str | None
+    folders: Sequence[Path], out: Path, figures: Path | None, only: str | None, target: str | None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[str]:
-    """Write the page and, if requested, the figures; yield a line about each."""
+    """Write the page and, if requested, the figures; yield a line about each. `notify` gets what is being done."""
     from dbo.dashboards.figures import select_figures, write_figures
     from dbo.dashboards.report import write_page
 
@@ -26,11 +27,15 @@ def export_report(
     if figures is not None and figures.exists() and not figures.is_dir():
         raise InputError(f"--figures: {figures} is a file; must be a folder")
     collection = load_runs(folders, Target.parse(target) if target else None)
+    number = len(collection.runs)
+    runs = f"{number} run{'' if number == 1 else 's'}"
     try:
         if only is None:
+            notify(f"drawing the page of {runs}")
             write_page(collection, out)
             yield f"report: {out}"
         if figures is not None:
+            notify(f"drawing the figures of {runs}")
             written = write_figures(collection, figures, names)
             yield f"figures: {figures} ({', '.join(written) or 'no data to draw'})"
     except OSError as error:

@@ -145,7 +145,9 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
             "psi", "Upper objective ψ", "curves", has_psi,
             "ψ(x̄) = (1/m) Σ f_i(x̄, y*(x̄)), what a bilevel method minimises, and the norm of its gradient, from "
             f"solves of the lower level. {panels}{interval if has_seeds else ''}{crosses}{strip}",
-            "ψ at the end is in the table; psi_every: 1 computes it at every evaluation.",
+            "ψ at the end is in the table; psi_every: 1 computes it at every evaluation."
+            if any(run.last_value("psi") is not None for run in runs.runs) else
+            "It needs a task that declares a strongly convex lower level, and psi_every other than 0.",
             columns=list(curves.PSI_COLUMNS), log=False, x="comm_mb",
         ),
         curve_section(

@@ -21,18 +21,19 @@ class NotebookProgress:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._label, self._rounds = "", 0
+        self._label, self._rounds, self._score = "", 0, ""
         self._notices: list[str] = []
 
     def on_start(self, experiment: "Experiment", done: int) -> None:
-        self._label, self._rounds = experiment.algorithm["name"], experiment.rounds
-        self._notices, self._handle = [], None
+        self._label, self._rounds = f"{experiment.title} seed {experiment.seed}", experiment.rounds
+        self._notices, self._handle, self._score = [], None, ""
         self._show(done, "")
 
     def on_evaluation(self, record: "Record") -> None:
         score = record.get("test_accuracy")
         text = f"upper loss {record['upper_loss']:.4g}" if score is None else f"accuracy {score:.3f}"
-        self._show(record["round"], f"{text} · {record['comm_mb']:.1f} MB · {record['seconds']:.1f} s")
+        self._score = f"{text} · {record['comm_mb']:.1f} MB · {record['seconds']:.1f} s"
+        self._show(record["round"], self._score)
 
     def on_notice(self, text: str) -> None:
         self._notices.append(text)
@@ -40,7 +41,7 @@ class NotebookProgress:
     def on_end(self, result: "Result") -> None:
         if result.status != "finished":
             self._notices.append(f"{result.status}: {result.summary.get('error', '')}")
-        self._show(result.summary.get("rounds", 0), result.status)
+        self._show(result.summary.get("rounds", 0), " · ".join(filter(None, (result.status, self._score))))
 
     def _show(self, round_: int, text: str) -> None:
         view: Any = sys.modules["IPython.display"]        # of the kernel: IPython is no dependency

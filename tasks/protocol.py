@@ -269,6 +269,10 @@ class Problem(Protocol):
         """Return the (rows,) upper losses of models on the samples held out for tuning; None: there are none."""
         return None
 
+    def tune_accuracies(self, x: Array, y: Array) -> Array | None:
+        """Return the (rows,) accuracies of models on the samples held out for tuning; None: there are none."""
+        return None
+
     def sample_sizes(self) -> tuple[Sequence[int], Sequence[int]]:
         """Return the numbers of samples per node on the lower and on the upper level; 0: none to draw from."""
         return [0] * self.nodes, [0] * self.nodes

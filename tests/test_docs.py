@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 
+import dbo
 from dbo.platform.cli.main import app
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.runner import run
@@ -86,6 +87,20 @@ def test_the_site_builds(tmp_path: Path) -> None:
     page = (tmp_path / "api.html").read_text(encoding="utf-8")
     assert all(f"dbo.{name}" in page or name in page for name in ("run", "compare", "sweep", "load", "mix", "param"))
     assert (tmp_path / "tutorial" / "first-comparison.html").is_file()
+
+
+def test_the_python_of_the_docs_runs(tmp_path: Path) -> None:
+    """As printed: the tutorial's on a comparison, and the start from a model. Each page brings its imports."""
+    code = {page: re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+            for page in ("tutorial/first-comparison.md", "runs.md")}
+    dbo.compare(["c2dfb", "mdbo"], rounds=2, nodes=4, engine="local", out=tmp_path / "runs" / "compare")
+    (start,) = [block for block in code["runs.md"] if "start=" in block]
+    for block in ("\n".join(code["tutorial/first-comparison.md"]), start):
+        done = subprocess.run(
+            [sys.executable, "-c", block], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "accuracy-mb.png").stat().st_size > 1000
+    assert (tmp_path / "model.safetensors").is_file()
 
 
 def test_every_sentence_is_short() -> None:

@@ -1,13 +1,14 @@
 """Lean: the penalty problem of C²DFB with one small message per level and step. This project's own, unpublished method.
 
-docs/beyond.md derives it and says what is proven and what is measured. Six changes to C²DFB:
+docs/beyond.md derives it and says what is proven and what is measured. Seven changes to C²DFB:
 
 1. the loops are primal-dual, as in LEAD (Liu et al., ICLR 2021) and NIDS: one residual per step instead of two;
 2. residuals are top-k with values of few bits on logarithmic levels;
 3. consensus is edge-triggered (`parts/edges.py`): the consensus step need not shrink with the ratio;
 4. z sends only the part of its residual that y's message leaves unexplained: y and z move almost together;
 5. x travels compressed as well;
-6. heavy ball in y and z.
+6. heavy ball in y and z;
+7. differences move the iterate directly as well, which damps the dual's swinging between messages.
 
 Each change has a parameter that undoes it, except the first: `c2dfb_lead` is C²DFB with the first one alone.
 
@@ -50,6 +51,7 @@ class Config:
     gamma: float = param(
         0.5, gt=0, le=1, help="consensus step; auto: from Q and the network", schedule=True, auto=derive_gamma
     )
+    damping: float = param(0.0, ge=0, le=1, help="κ, share of a difference that moves the iterate", schedule=True)
     momentum: float = param(0.0, ge=0, lt=1, help="β, heavy ball in y and z")
     compressor: Compressor = param(TopK(ratio=0.2, bits=4), help="Q of y's residuals")
     ratio_z: float | None = param(None, gt=0, le=1, help="share of z's entries that is sent beside y's; null: Q's")
@@ -127,7 +129,7 @@ def with_ratio(q: Compressor, ratio: float | None) -> Compressor:
 async def lean(st: State, shard: Shard, cfg: Config) -> State:
     """Lean: penalty method with one quantized message per level and step, edge-triggered consensus."""
     key = round_key(shard, st.t)
-    step = Step(cfg.eta_out, cfg.gamma, triggered=cfg.edge_triggered)
+    step = Step(cfg.eta_out, cfg.gamma, triggered=cfg.edge_triggered, damping=cfg.damping)
     if cfg.compress_x:
         sent = publish(st.loop_x, st.u, step, with_ratio(cfg.compressor, cfg.ratio_x), key, "x")
     else:
@@ -137,7 +139,8 @@ async def lean(st: State, shard: Shard, cfg: Config) -> State:
     loop_x = advance(st.loop_x, st.u, step, sent, got)
     x, loop_y, loop_z, public_y = loop_x.v, st.loop_y, st.loop_z, st.public_y
 
-    step, q_z = Step(cfg.eta_in, cfg.gamma, cfg.momentum, cfg.edge_triggered), with_ratio(cfg.compressor, cfg.ratio_z)
+    step = Step(cfg.eta_in, cfg.gamma, cfg.momentum, cfg.edge_triggered, cfg.damping)
+    q_z = with_ratio(cfg.compressor, cfg.ratio_z)
     for k in range(cfg.inner_steps):
         batch = shard.sample(key.at(k))
         grad_y, grad_z = y_gradient(batch, cfg.lam, "h_over_lambda", x, loop_y.v), batch.g_y(x, loop_z.v)

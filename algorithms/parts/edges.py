@@ -1,13 +1,15 @@
 """Edge-triggered primal-dual consensus: an entry is corrected on an edge when one of its ends has just sent it.
 
-A loop follows v ← v − η (∇ + D) + β (v − v_old) with a dual D whose sum over the nodes is 0. A node publishes a
+A loop follows v ← v − η (∇ + D) + β (v − v_old) − κ e with a dual D whose sum over the nodes is 0. A node publishes a
 reference point h, which all neighbours rebuild from its messages, bit for bit. With m_i the entries that node i has
 just sent,
 
-    D_i ← D_i + γ/(2η) Σ_j w_ij [m_i or m_j] (h_i − h_j).
+    e_i = Σ_j w_ij [m_i or m_j] (h_i − h_j)        D_i ← D_i + γ/(2η) e_i.
 
 The bracket is the same at both ends of an edge and W is symmetric, so the corrections cancel and mean(D) stays 0. An
-entry that neither end has sent has stale references; without the trigger they push on in every step.
+entry that neither end has sent has stale references; without the trigger they push on in every step. The dual goes on
+pushing between two messages of an entry: an integral controller with few samples swings. κ e, which acts once per
+message, damps it (docs/beyond.md).
 """
 
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ class Step(NamedTuple):
     gamma: float
     momentum: float = 0.0
     triggered: bool = True
+    damping: float = 0.0      # κ
 
 
 class Published(NamedTuple):
@@ -82,4 +85,6 @@ def advance(
         error = error + got.weights[:, place] * apart
     dual = loop.dual + step.gamma / (2 * step.eta) * error
     v = loop.v - step.eta * (grad + dual) + step.momentum * (loop.v - loop.old)
+    if step.damping:
+        v = v - step.damping * error
     return Loop(v=v, old=loop.v, dual=dual, ref=sent.ref, near=near)

@@ -146,12 +146,15 @@ def lean(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
                 q = replace(q, ratio=ratios[name])
             sent = known + compress(s, q, residual, t, k, name)
         h[name] = h[name] + sent
+        moved = 0 * h[name]
         for i in range(len(w)):
             for j in range(i):
                 news = (sent[i] != 0) | (sent[j] != 0) | (not cfg.edge_triggered)
-                push = cfg.gamma / (2 * eta) * w[i, j] * news * (h[name][i] - h[name][j])
-                dual[name] = dual[name] + np.outer(np.eye(len(w))[i] - np.eye(len(w))[j], push)
-        v[name], old[name] = v[name] - eta * (grad + dual[name]) + momentum, v[name]
+                ends = np.eye(len(w))[i] - np.eye(len(w))[j]
+                push = w[i, j] * news * (h[name][i] - h[name][j])
+                dual[name] = dual[name] + np.outer(ends, cfg.gamma / (2 * eta) * push)
+                moved = moved - np.outer(ends, cfg.damping * push)
+        v[name], old[name] = v[name] - eta * (grad + dual[name]) + momentum + moved, v[name]
         return sent
 
     u = upper(v["x"], v["y"], v["z"])

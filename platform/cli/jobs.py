@@ -3,7 +3,7 @@
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 _SHOWN = 30
+_MIN_NAME = 8
 
 
 def show_jobs(
@@ -84,19 +85,17 @@ def _name(job: "JobDetails") -> str:
 
 
 def _print_jobs(client: "JobSubmissionClient", every: bool) -> None:
-    from rich import box
-    from rich.table import Table
-
     jobs = _list_jobs(client)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("job", "name", "status", "started (UTC)", "minutes"):
-        justify: Literal["left", "right"] = "right" if heading == "minutes" else "left"
-        table.add_column(heading, overflow="fold", no_wrap=heading == "job", justify=justify)
-    for job in jobs if every else jobs[:_SHOWN]:
-        table.add_row(
-            str(job.submission_id), _name(job) or job.entrypoint[:40], _describe_status(job), *_describe_times(job))
-    if jobs:
-        console.print(table, markup=False, highlight=False)
+    rows = [("job", "name", "status", "started UTC", "min"), *(
+        (str(job.submission_id), _name(job) or job.entrypoint[:40], _describe_status(job), *_describe_times(job))
+        for job in (jobs if every else jobs[:_SHOWN]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if console.is_terminal:             # names give way; a pipe gets them whole, for grep
+        widths[1] = min(widths[1], max(_MIN_NAME, console.width - sum(widths[:1] + widths[2:]) - 2 * len(widths[1:])))
+    for number, (job_id, name, *others, minutes) in enumerate(rows if jobs else ()):
+        shown = name if len(name) <= widths[1] else f"{name[:widths[1] - 1]}…"
+        cells = [cell.ljust(width) for cell, width in zip((job_id, shown, *others), widths, strict=False)]
+        print_line("  ".join([*cells, minutes.rjust(widths[-1])]), style=None if number else "bold")
     if not jobs or (len(jobs) > _SHOWN and not every):
         print_line("no jobs" if not jobs else f"and {len(jobs) - _SHOWN} more; --all lists them")
 
@@ -112,4 +111,4 @@ def _describe_times(job: "JobDetails") -> tuple[str, str]:
         return "", ""
     start = datetime.fromtimestamp(job.start_time / 1000, UTC)
     end = datetime.fromtimestamp(job.end_time / 1000, UTC) if job.end_time else datetime.now(UTC)
-    return start.strftime("%Y-%m-%d %H:%M"), f"{(end - start).total_seconds() / 60:.1f}"
+    return start.strftime("%m-%d %H:%M"), f"{(end - start).total_seconds() / 60:.1f}"

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.text import Text
 
-from dbo.platform.cli.console import Folders, print_line, warn
+from dbo.platform.cli.console import Folders, console, print_line, warn
 
 
 def write_report(
@@ -19,10 +20,14 @@ def write_report(
         "--target", metavar="METRIC=LEVEL", help="Target of the cost table; default: the comparison's own.")] = None,
 ) -> None:
     """Write one HTML page about recorded runs."""
-    from dbo.dashboards import outputs
+    reading = f"reading {', '.join(map(str, folders[:3]))}{' …' if len(folders) > 3 else ''}"
+    if not console.is_interactive and all(folder.is_dir() for folder in folders):
+        print_line(reading)
+    with console.status(Text(reading)) as status:       # on a terminal only
+        from dbo.dashboards import outputs  # takes a second itself
 
-    for text in outputs.export_report(folders, out, figures, only, target):
-        print_line(text)
+        for text in outputs.export_report(folders, out, figures, only, target, notify=status.update):
+            print_line(text)
 
 
 def write_outputs(kind: Literal["run", "compare", "sweep"], folder: Path, quiet: bool = False) -> None:

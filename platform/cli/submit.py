@@ -50,6 +50,7 @@ def submit_job(
 
     `dbo submit sweep NAME ...` and `dbo submit compare [FILE] ... --algorithms A,B` submit those. The exit code
     is the job's. Submit the same job again to resume it; `dbo jobs` lists jobs and shows their output again.
+    Without an engine in the experiment, the nodes are Ray actors on the cluster, however short the work is.
     """
     kind = arguments[0] if arguments else ""
     if kind != "compare":
@@ -88,10 +89,7 @@ def experiment_job(experiment: "Experiment", allow_changed_code: bool = False) -
     from dbo.platform.config import bundle, yaml_io
     from dbo.platform.runs.runner import default_folder
 
-    if experiment.engine_choice is not None:      # who submits a job wants the cluster
-        experiment = experiment.with_engine({"name": "ray"})
-    if experiment.engine["name"] != "ray":
-        raise InputError(f"engine.name: {experiment.engine['name']} cannot be submitted; must be ray")
+    experiment = _place_on_cluster(experiment)
 
     def pack(folder: Path) -> None:
         target = folder / "experiment.yaml"
@@ -102,6 +100,15 @@ def experiment_job(experiment: "Experiment", allow_changed_code: bool = False) -
 
     command = ["run", "experiment.yaml", "--resume", *(["--allow-changed-code"] if allow_changed_code else [])]
     return Job(command, default_folder(experiment).name, experiment.run_key, pack)
+
+
+def _place_on_cluster(experiment: "Experiment") -> "Experiment":
+    """Return the experiment on Ray, which it may leave to `auto`: who submits a job wants the cluster."""
+    if experiment.engine_choice is not None:
+        experiment = experiment.with_engine({**experiment.given.get("engine", {}), "name": "ray"})
+    if experiment.engine["name"] != "ray":
+        raise InputError(f"engine.name: {experiment.engine['name']} cannot be submitted; must be ray")
+    return experiment
 
 
 def sweep_job(arguments: Sequence[str]) -> Job:
@@ -130,13 +137,14 @@ def comparison_job(
 
     file, given = split_arguments(arguments, "comparison file")
     names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
-    experiments, _ = compare.plan(file, given, names, target, parse_seeds(seeds))        # validates everything
+    planned, _ = compare.plan(file, given, names, target, parse_seeds(seeds))            # validates everything
+    experiments = [_place_on_cluster(experiment) for experiment in planned]
     own = [argument for argument in given if argument.startswith("algorithm.")]
     others = overrides.parse(argument for argument in given if argument not in own)
     data = paths.resolve_from_file(file, yaml_io.read(Path(file))) if file is not None else {}
     data = paths.make_absolute(overrides.apply(data, others))
-    if isinstance(data.get("engine"), dict):
-        data["engine"].pop("address", None)                          # the job uses the cluster that it runs on
+    engine = experiments[0].given["engine"]                          # the same for all
+    data["engine"] = {**engine, "address": None}                     # the job uses the cluster that it runs on
 
     def pack(folder: Path) -> None:
         target_file = folder / "comparison.yaml"

@@ -43,9 +43,10 @@ def evaluate(
     direction of the upper level, which need not be near ∇ψ. `consensus_*` and `compression_*` are the error terms that
     the algorithm declares. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
-    if there are any. `public_accuracy_*` belong to (x_i, Σ_j w_ij ŷ_j) with what the neighbours have published of y,
-    for methods that keep it. `channels` are the bytes of all nodes by channel. With a sample of nodes, everything about
-    the nodes' own models is that of the sample, whose size is `nodes_evaluated`.
+    if there are any, `tune_accuracy` that of their accuracy there. `public_accuracy_*` belong to (x_i, Σ_j w_ij ŷ_j),
+    with what the neighbours have published of y, for methods that keep it. `channels` are the bytes of all nodes by
+    channel. With a sample of nodes, everything about the nodes' own models is that of the sample, whose size is
+    `nodes_evaluated`.
 
     In a star the mean model is the server's, whose row is the last one; the nodes' own models are the clients'.
     """
@@ -178,9 +179,9 @@ def _penalty_metrics(problem: Problem, algorithm: Algorithm, config: DataclassIn
 
 
 def _tune_metrics(problem: Problem, x: Array, y: Array) -> dict[str, float]:
-    """Return the mean over the nodes' own models of the upper loss on the samples held out for tuning."""
-    losses = problem.tune_losses(x, y)
-    return {} if losses is None else {"tune_loss": float(np.mean(losses, dtype=np.float64))}
+    """Return the means over the nodes' own models of upper loss and accuracy on the samples held out for tuning."""
+    found = {"tune_loss": problem.tune_losses(x, y), "tune_accuracy": problem.tune_accuracies(x, y)}
+    return {name: float(np.mean(values, dtype=np.float64)) for name, values in found.items() if values is not None}
 
 
 def _rows(engine: Engine, name: str) -> Array:

@@ -216,7 +216,8 @@ class WrappedProblem:
         self.problem = problem
         self.nodes, self.dim_x, self.dim_y = nodes, problem.dim_x, problem.dim_y
         self.evaluate, self.evaluate_nodes, self.describe = problem.evaluate, problem.evaluate_nodes, problem.describe
-        self.sample_sizes, self.tune_losses = problem.sample_sizes, problem.tune_losses
+        self.sample_sizes = problem.sample_sizes
+        self.tune_losses, self.tune_accuracies = problem.tune_losses, problem.tune_accuracies
         self.task_metrics, self.penalty_solution = problem.task_metrics, problem.penalty_solution
 
 

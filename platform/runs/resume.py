@@ -157,6 +157,17 @@ def find_source_run(place: str | Path, experiment: Experiment, allow_changed_cod
     return folder
 
 
+def check_origin(folder: RunFolder, checkpoints: Checkpoints, place: str | Path) -> None:
+    """Refuse --from if the folder has results that did not start from that run: they would be used instead of it."""
+    if read_status(folder) not in ("finished", "diverged") and not checkpoints.has_any():
+        return
+    sources = [Path(event.source) for event in read_events(folder.events) if event.kind == "continued"]
+    if Path(place).resolve() not in [source.resolve() for source in sources]:
+        raise InputError(
+            f"--from: {folder} holds a run of this experiment that did not start from {place}; "
+            f"use it with --resume instead of --from, or choose another --out")
+
+
 def find_rounds(folder: RunFolder, experiment: Experiment, allow_changed_code: bool = False) -> int | None:
     """Return the rounds of the run in a folder; None if it differs from this experiment in more than rounds."""
     if allow_changed_code:

@@ -33,6 +33,7 @@ from dbo.platform.runs.resume import (
     StartPoint,
     adopt_engine,
     check_folder,
+    check_origin,
     find_source_run,
     find_start_point,
     missing_records,
@@ -84,11 +85,13 @@ def run(
             source_folder = RunFolder(Path(start_from)) if start_from is not None and not folder.has_run() else folder
             experiment = adopt_engine(experiment, source_folder)
         check_folder(folder, experiment, resume, can_extend=remote is None, allow_changed_code=allow_changed_code)
+        checkpoints = Checkpoints(
+            folder.checkpoints, experiment.trajectory_key, allow_changed_code, experiment.keep_checkpoints)
+        if start_from is not None:
+            check_origin(folder, checkpoints, start_from)
         damage = _find_damage(folder, callback) if resume else ()
         if resume and not damage and read_status(folder) in ("finished", "diverged"):      # which it would again
             return _return_recorded(folder, experiment, prepared, callback)
-        checkpoints = Checkpoints(
-            folder.checkpoints, experiment.trajectory_key, allow_changed_code, experiment.keep_checkpoints)
         source = None
         if start_from is not None and not checkpoints.has_any():
             source = find_source_run(start_from, experiment, allow_changed_code)

@@ -78,6 +78,7 @@ METRICS = {metric.name: metric for metric in (
     Metric("psi_test_accuracy", "max", "test accuracy of (x̄, y*(x̄))"),
     Metric("psi_tune_loss", "min", "upper loss of (x̄, y*(x̄)) on the samples held out for tuning"),
     Metric("tune_loss", "min", "mean over the nodes' own models of the upper loss on the samples held out for tuning"),
+    Metric("tune_accuracy", "max", "mean over the nodes' own models of the accuracy on those samples"),
     *(Metric(f"consensus_{name}", "min", f"consensus error of {what}") for name, what in (
         ("z", "z"), ("v", "v"), ("tracker_x", "the tracker of x"), ("tracker_y", "the tracker of y"),
         ("tracker_z", "the tracker of z"), ("tracker_v", "the tracker of v"))),
@@ -94,7 +95,7 @@ STAR_COLUMNS = ("bytes_up", "bytes_down", "server_bytes")                     # 
 PSI = ("psi", "psi_gradient_norm", "psi_residual", "psi_converged", "psi_test_accuracy", "psi_tune_loss")
 # What only some runs or evaluations have: solves of the lower level, a tune split, an algorithm's own error terms, and
 # public copies.
-OPTIONAL = (*CLOSED_FORMS, *PSI, *STAR_COLUMNS, "tune_loss", *(
+OPTIONAL = (*CLOSED_FORMS, *PSI, *STAR_COLUMNS, "tune_loss", "tune_accuracy", *(
     name for name in METRICS
     if name.startswith(("consensus_", "compression_", "public_")) and name not in ("consensus_x", "consensus_y")))
 COLUMNS = tuple(name for name in METRICS if name not in OPTIONAL)              # of every run

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -179,24 +179,35 @@ def read_run_facts(folder: Path, axes: Iterable[str] = (), root: Path | None = N
 
 
 def format_run_name(data: Mapping[str, Any], axes: Iterable[str] = (), folder: str = "") -> str:
-    """Return algorithm · topology · h · seed, what else the runs of a group differ in, and name and folder.
+    """Return what runs differ in, first what the runs of a group differ in: columns of the UI are narrow.
 
-    Two runs of a store differ in one of them, or are the same experiment.
+    That is algorithm and seed, the values of further axes, name and folder, topology and partition. Two runs of a
+    store differ in one of them, or are the same experiment.
     """
     given = str(data.get("name", ""))
-    places = [part for part in dict.fromkeys((given if given != _DEFAULT_NAME else "", folder)) if part]
-    settings = flatten(data)
-    shown = {"algorithm.name", "topology.name", "seed"} | {key for key in settings if key.startswith("partition.")}
-    further = [axis for axis in axes if axis in settings and axis not in shown]
-    partition = dict(section(data, "partition"))
-    kind = partition.pop("name", "")
-    parameters = " ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-                          for key, value in partition.items())
+    places = dict.fromkeys((given if given != _DEFAULT_NAME else "", folder))
+    further = [axis for axis in axes if axis not in ("algorithm", "algorithm.name", "label", "seed")]
     return " · ".join(part for part in (
-        name_algorithm(data), str(section(data, "topology").get("name", "")),
-        parameters or str(kind), f"seed {data.get('seed', 0)}",
-        *(f"{axis.rpartition('.')[2]} {settings[axis]}" for axis in further), *places,
+        f"{name_algorithm(data)} seed {data.get('seed', 0)}", *(_format_value(data, axis) for axis in further),
+        *places, *(_format_value(data, key, further) for key in ("topology", "partition") if key not in further),
     ) if part)
+
+
+def list_axis_keys(group: Group) -> tuple[str, ...]:
+    """Return the dotted keys that the runs of a group differ in: for values that are sections, the keys in them."""
+    values = [(axis, value) for axis, values in group.axes.items() for value in values]
+    return tuple(dict.fromkeys(
+        key for axis, value in values
+        for key in (flatten({axis: value}) if isinstance(value, Mapping) and value else (axis,))))
+
+
+def _format_value(data: Mapping[str, Any], axis: str, shown: Sequence[str] = ()) -> str:
+    """Return a key's value as `ratio 0.2`, of a section name and values: `erdos_renyi p 0.4`, without shown keys."""
+    found = [
+        (key.rpartition(".")[2], value) for key, value in flatten(data).items()
+        if (key == axis or key.startswith(f"{axis}.")) and key not in shown
+    ]
+    return " ".join(value if last == "name" else f"{last} {value}" for last, value in found)
 
 
 def build_group_facts(folder: Path, group: Group) -> Facts:

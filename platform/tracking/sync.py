@@ -108,7 +108,7 @@ class Writer:
         self._store.open()
         self._parent = self._parent or _TrackedRun(self.root, self._store, self._on_progress, is_group=True)
         parent = self._parent.find_or_create()
-        axes = tuple(group.axes)
+        axes = reader.list_axis_keys(group)
         for member in group.members:
             run = self._run(self.root / member, axes)
             run.root = self.root

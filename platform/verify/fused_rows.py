@@ -85,7 +85,7 @@ class _Separable:
         self.x0, self.y0 = start.astype(np.float32).astype(dtype)
         # No engine evaluates this problem.
         self.evaluate = self.task_metrics = self.penalty_solution = self.describe = None
-        self.sample_sizes = self.tune_losses = self.evaluate_nodes = None
+        self.sample_sizes = self.tune_losses = self.tune_accuracies = self.evaluate_nodes = None
 
     def shard(self, ids: Sequence[int]) -> _SeparableShard:
         rows = np.asarray(ids, dtype=np.int64)

@@ -81,7 +81,7 @@ class LogCosh:
         }
         # No engine evaluates this problem.
         self.evaluate = self.task_metrics = self.penalty_solution = self.describe = None
-        self.sample_sizes = self.tune_losses = self.evaluate_nodes = None
+        self.sample_sizes = self.tune_losses = self.tune_accuracies = self.evaluate_nodes = None
 
     def shard(self, ids: Sequence[int]) -> LogCoshShard:
         rows = np.asarray(ids, dtype=np.int64)

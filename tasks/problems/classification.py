@@ -70,6 +70,16 @@ class ClassificationProblem(Problem, ABC):
             return None
         return np.array([shard.f(x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))])
 
+    def tune_accuracies(self, x: Array, y: Array) -> Array | None:
+        tune = self._tune_problem
+        return None if tune is None else tune.node_accuracy(x, y)
+
+    @cached_property
+    def _tune_problem(self) -> "ClassificationProblem | None":
+        """The problem with the tune part as its test part: the accuracy on it is computed by the same code."""
+        tune = self.samples.tune
+        return None if tune is None else replace(self, samples=replace(self.samples, test=tune))
+
     @cached_property
     def _tune_shard(self) -> Shard | None:
         """One row whose upper samples are the tune part: the loss on it is computed by the code of f."""

@@ -1,5 +1,6 @@
 """The report as a file: self-contained, escaped, of bounded size, written atomically; and the figures beside it."""
 
+import io
 import json
 import re
 import runpy
@@ -9,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dbo.dashboards import outputs, report
 from dbo.dashboards.charts.costs import build_cost_panels
 from dbo.dashboards.figures import main as draw_overview
 from dbo.dashboards.groups import group_runs
 from dbo.dashboards.load import load_runs
+from dbo.platform.cli import console as console_module
 from dbo.platform.cli import main
+from dbo.platform.cli import report as report_command
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
 from dbo.platform.runs.runner import run
@@ -131,6 +135,22 @@ def test_damaged_folder_leaves_an_existing_page_unchanged(
     assert out.read_text() == "existing"
     assert not figures.exists()
     assert [file.name for file in out.parent.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_command_says_what_it_does(
+    recorded: Path, tmp_path: Path, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that disappears on a terminal, a line that stays elsewhere."""
+    monkeypatch.chdir(recorded)
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Console(file=io.StringIO(), force_terminal=is_terminal, width=200)
+    for module in (report_command, console_module):
+        monkeypatch.setattr(module, "console", screen)
+    report_command.write_report([Path("quadratic")], tmp_path / "r.html")
+    printed = screen.file.getvalue()                      # type: ignore[attr-defined]
+    assert printed.startswith("reading quadratic\nreport: ") is not is_terminal
+    assert ("drawing the page of 1 run" in printed) is is_terminal        # the last state of the line
 
 
 @pytest.mark.parametrize(

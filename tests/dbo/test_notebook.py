@@ -42,11 +42,21 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
 
 
 def test_a_run_shows_its_progress_in_one_output(screen: Screen, tmp_path: Path) -> None:
-    """The line is updated in place; its end is the last round."""
+    """The line is updated in place; its end is the last round, with its score."""
     dbo.run(**SMALL, out=tmp_path / "r")
     assert len(screen.outputs) == 1
-    assert "3/3 finished" in screen.outputs[0]
-    assert "d_soba" in screen.outputs[0]
+    assert "3/3 finished · upper loss " in screen.outputs[0]
+    assert "d_soba seed 0" in screen.outputs[0]
+
+
+def test_the_runs_of_a_comparison_can_be_told_apart(screen: Screen, tmp_path: Path) -> None:
+    """A line for each run, with its seed and the label of a variant."""
+    file = tmp_path / "c.yaml"
+    file.write_text("algorithms: {d_soba: {}, slow: {name: d_soba, eta_x: 0.001}}\n")
+    settings = {key: value for key, value in SMALL.items() if key != "algorithm"}
+    dbo.compare(file=file, seeds=[0, 1], out=tmp_path / "c", **settings)
+    labels = [html.partition("</code>")[0] for html in screen.outputs]
+    assert labels == [f"<code>{name} seed {seed}" for seed in (0, 1) for name in ("d_soba", "slow")]
 
 
 def test_a_script_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

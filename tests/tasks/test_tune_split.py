@@ -103,6 +103,31 @@ def test_tune_loss_is_the_upper_loss_on_the_tune_part(task: Any) -> None:
     assert not np.allclose(losses, problem.shard([0, 1, 2]).f(x, y))
 
 
+CLASSIFICATION = [CoefficientTuning(), HyperRepresentation()]
+
+
+@pytest.mark.parametrize("task", CLASSIFICATION, ids=lambda task: type(task).__name__)
+def test_tune_accuracy_is_the_accuracy_on_the_tune_part(task: Any) -> None:
+    """It is the test accuracy of a problem whose test samples are the tune part; without one there is none."""
+    problem, whole = task.build(make_setup(0.25)), task.build(make_setup(0.0))
+    rng = np.random.default_rng(2)
+    shard = problem.shard([0, 1, 2])
+    x = shard.x0 + 0.1 * rng.standard_normal(shard.x0.shape)
+    y = shard.y0 + 0.1 * rng.standard_normal(shard.y0.shape)
+
+    class TuneAsTest:
+        def load(self, seed: int, data_dir: str | None) -> Split:
+            split = make_setup(0.25).load_samples()
+            assert split.tune is not None
+            return Split(split.train, split.val, split.tune, split.classes)
+
+    other = task.build(Setup(nodes=3, seed=4, dtype="float64", partition=Iid(), data=TuneAsTest()))
+    found = problem.tune_accuracies(x, y)
+    np.testing.assert_allclose(found, other.evaluate(x, y)["test_accuracy"], rtol=1e-12)
+    assert not np.allclose(found, problem.evaluate(x, y)["test_accuracy"])
+    assert whole.tune_accuracies(x, y) is None
+
+
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
 def test_tune_samples_are_not_in_f(task: Any) -> None:
     """The validation samples of the nodes are fewer by the tune part; without one there is no tune loss."""

@@ -128,7 +128,7 @@ class WavyProblem:
 
     def __init__(self) -> None:
         self.evaluate = self.task_metrics = self.penalty_solution = self.describe = None      # not needed
-        self.sample_sizes = self.tune_losses = None
+        self.sample_sizes = self.tune_losses = self.tune_accuracies = None
 
     def shard(self, ids: Any) -> Wavy:
         return Wavy(ids=np.asarray(ids), seed=0, x0=np.full((1, 1), 0.3), y0=np.full((1, 1), 0.2))

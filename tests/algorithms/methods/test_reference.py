@@ -56,7 +56,8 @@ STEPS: dict[str, dict[str, Any]] = {
     "c2dfb_lead": COMPRESSED | {"alpha": 0.8},
     "c2dfb_central": COMPRESSED,
     "lean": PENALTY | {
-        "gamma": 0.4, "momentum": 0.23, "compressor": TopK(ratio=0.3), "ratio_z": 0.426, "ratio_x": 0.662
+        "gamma": 0.4, "damping": 0.17, "momentum": 0.23, "compressor": TopK(ratio=0.3), "ratio_z": 0.426,
+        "ratio_x": 0.662,
     },
     "madsbo": HIGP,
     "madsbo_gt": HIGP,

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,23 @@ def test_another_experiment_is_not_overwritten(
     several = dbo("run", *tiny_overrides, *changed, "--out", "r")
     assert_refused(several, "seed is 0 there", "nodes is", "more differ")
     assert "inner_steps" not in several.err           # of another algorithm
+
+
+def test_from_is_refused_if_the_default_folder_has_another_run(
+    dbo: Command, assert_refused: Check, tiny_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    """That run would be returned and --from ignored. The same command twice is fine: nothing is left to do."""
+    assert dbo("run", *tiny_overrides, "rounds=1", "--out", "r", "--quiet").code == 0
+    extend = ("run", *tiny_overrides, "rounds=2", "--from", "r")
+    for _ in range(2):
+        assert dbo(*extend, "--quiet").code == 0
+    (default,) = (tmp_path / "runs").glob("*-*")
+    shutil.rmtree(default)
+    assert dbo("run", *tiny_overrides, "rounds=2", "--quiet").code == 0
+    before = read_tree(tmp_path)
+    assert_refused(dbo(*extend), "--from: runs/", "did not start from r; use it with --resume instead of --from")
+    assert read_tree(tmp_path) == before
+    assert dbo(*extend, "--out", "other", "--quiet").code == 0
 
 
 def test_the_error_has_the_command_that_extends_a_run(

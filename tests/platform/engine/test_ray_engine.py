@@ -280,7 +280,7 @@ def test_death_that_shows_first_in_a_neighbour_is_recovered(
 OWN_METHODS: dict[str, dict[str, Any]] = {
     "c2dfb_lead": {"name": "c2dfb_lead", "inner_steps": 3},
     "c2dfb_central": {"name": "c2dfb_central", "inner_steps": 3, "eta_in": 0.3},
-    "lean": {"name": "lean", "inner_steps": 3, "momentum": 0.2, "ratio_z": 0.3},
+    "lean": {"name": "lean", "inner_steps": 3, "damping": 0.3, "momentum": 0.2, "ratio_z": 0.3},
     "c2dfb switches": {
         "name": "c2dfb", "inner_steps": 3, "eta_y": 0.3, "eta_z": 0.2, "gamma_in": "auto",
         "compressor_x": {"name": "top_k", "ratio": 0.5, "bits": 4},

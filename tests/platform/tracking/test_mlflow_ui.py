@@ -120,7 +120,7 @@ def test_the_address_opens_on_a_comparison(served: Served, visit: Callable[[int,
         assert name in chart                # the legend
     listed = page.inner_text("body")
     for name in NAMES:
-        assert f"{name} · ring · h 0.8 · seed 0" in listed
+        assert f"{name} seed 0 · " in listed
     assert "Prompts" not in listed          # a page for language models
     save_screenshot(page, "mlflow")
 

@@ -1,16 +1,19 @@
 """What MLflow gets from a run folder: metrics, names and parameters."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dbo.platform.errors import InputError
+from dbo.platform.runs.schema import Group
 from dbo.platform.tracking.reader import (
     MAX_KEYS,
     Points,
     flatten,
     format_run_name,
     list_artifacts,
+    list_axis_keys,
     select_metrics,
     write_nodes_table,
 )
@@ -45,15 +48,33 @@ def test_points_follow_a_growing_file(tmp_path: Path) -> None:
 def test_run_names_and_parameters() -> None:
     """A run's name holds what runs differ in; nested parameters have dotted names and limited length."""
     data = {"algorithm": {"name": "mdbo"}, "topology": {"name": "torus"}, "partition": {"name": "iid"}, "seed": 3}
-    assert format_run_name(data) == "mdbo · torus · iid · seed 3"
-    assert format_run_name(data | {"name": "dbo"}, (), "r1") == "mdbo · torus · iid · seed 3 · r1"
-    assert format_run_name(data | {"name": "wide"}, (), "r1") == "mdbo · torus · iid · seed 3 · wide · r1"
-    assert format_run_name(data | {"name": "r1"}, (), "r1") == "mdbo · torus · iid · seed 3 · r1"
+    assert format_run_name(data) == "mdbo seed 3 · torus · iid"
+    assert format_run_name(data | {"name": "dbo"}, (), "r1") == "mdbo seed 3 · r1 · torus · iid"
+    assert format_run_name(data | {"name": "wide"}, (), "r1") == "mdbo seed 3 · wide · r1 · torus · iid"
+    assert format_run_name(data | {"name": "r1"}, (), "r1") == "mdbo seed 3 · r1 · torus · iid"
     cell = data | {"algorithm": {"name": "c2dfb", "inner_steps": 5, "compressor": {"ratio": 0.2}}}
     axes = ("seed", "algorithm.inner_steps", "algorithm.compressor.ratio")
-    assert format_run_name(cell, axes) == "c2dfb · torus · iid · seed 3 · inner_steps 5 · ratio 0.2"
+    assert format_run_name(cell, axes) == "c2dfb seed 3 · inner_steps 5 · ratio 0.2 · torus · iid"
+    assert format_run_name(data, ("topology", "partition.name"), "r1") == "mdbo seed 3 · torus · iid · r1"
     params = flatten({"a": {"b": {"c": 0.5}}, "d": [1, "x"], "e": None, "f": "y" * 9000})
     assert (params["a.b.c"], params["d"], params["e"], len(params["f"])) == ("0.5", '[1, "x"]', "null", 6000)
+
+
+def test_names_begin_with_what_the_runs_of_a_group_differ_in() -> None:
+    """Values that are sections too: same algorithm, same kind of graph, other parameters."""
+    algorithms = [{"name": "c2dfb", "compressor": {"name": "top_k", "ratio": ratio}} for ratio in (0.1, 0.2)]
+    graphs = [{"name": "erdos_renyi", "p": 0.4}, {"name": "erdos_renyi", "p": 0.8}]
+    axes: dict[str, list[Any]] = {"algorithm": algorithms, "topology": graphs, "seed": [0, 1]}
+    group = Group(kind="sweep", name="s", key="k", command="", started="", status="", target="", members=(), axes=axes)
+    keys = list_axis_keys(group)
+    names = [
+        format_run_name({"name": "long-name", "algorithm": algorithm | {"lam": 10}, "topology": graph, "seed": seed,
+                         "partition": {"name": "label_skew", "h": 0.8}}, keys, "sweep-folder")
+        for algorithm in algorithms for graph in graphs for seed in (0, 1)
+    ]
+    first = "c2dfb seed 1 · top_k · ratio 0.1 · erdos_renyi · p 0.4"
+    assert names[1] == f"{first} · long-name · sweep-folder · label_skew h 0.8"
+    assert len({name[:len(first)] for name in names}) == 8
 
 
 @pytest.mark.parametrize("line", [

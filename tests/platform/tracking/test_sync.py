@@ -35,7 +35,7 @@ def test_a_run_is_sent_once_and_completely(
     seen = StoreView(store)
     (found,) = seen.runs()
     seen.assert_complete(found, folder)
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "c2dfb · ring · h 0.8 · seed 0 · r")
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "c2dfb seed 0 · r · ring · by_class h 0.8")
     assert found.data.params["algorithm.compressor.ratio"] == "0.2"
     assert not any(key.startswith("tracking") for key in found.data.params)
     tags = found.data.tags
@@ -117,7 +117,7 @@ def test_a_comparison_is_a_parent_with_children(
     assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
     assert sorted(child.data.params["algorithm.name"] for child in children) == ["d_soba", "f2ba"]
     assert sorted(child.info.run_name for child in children) == [
-        "d_soba · ring · h 0.8 · seed 0 · c", "f2ba · ring · h 0.8 · seed 0 · c"]
+        "d_soba seed 0 · c · ring · by_class h 0.8", "f2ba seed 0 · c · ring · by_class h 0.8"]
     best = min(record["upper_loss"] for name in ("d_soba", "f2ba")
                for record in read_metrics(tmp_path / "c" / name / "metrics.jsonl"))
     assert parent.data.metrics["best_upper_loss"] == best
