@@ -41,6 +41,7 @@ class TaskPlan(_Strict):
     finalists: int | None = Field(None, ge=1, description="replaces the plan's")
     stretch: int | None = Field(None, ge=1, description="replaces the plan's")
     points: int | None = Field(None, ge=5, description="replaces the plan's")
+    algorithm: dict[str, Any] = Field({}, description="parameters that trials fix, of every algorithm that has them")
     downloaded: bool = Field(False, description="needs a download: searched only if --tasks names it")
 
 
@@ -85,7 +86,7 @@ class StepSizeSearch:
     trials: int
     published: StepSizes | None
     data_dir: str | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)      # parameters that the user has fixed
+    given: Mapping[str, Any] = field(default_factory=dict)      # parameters that the user or the plan has fixed
     identity: str = ""                        # of the code and the data, where the plan does not determine them
 
     @property
@@ -187,5 +188,5 @@ def make_search(
     consensus = frozenset(name for key, role in method.fields.items() if role == _CONSENSUS for name in key.split("+"))
     return StepSizeSearch(
         algorithm, task, plan, defaults, ranges, exponents, consensus, trials or task_plan.trials or plan.trials,
-        published, data_dir,
+        published, data_dir, {name: value for name, value in task_plan.algorithm.items() if name in defaults},
     )

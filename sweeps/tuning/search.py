@@ -65,6 +65,16 @@ def build_entry(result: SearchResult) -> dict[str, Any]:
             "sha256": chosen.first.data, "seeds": [search.plan.seeds.search, search.plan.seeds.final],
             **({"tune_fraction": base["tune_fraction"]} if "tune_fraction" in base else {}),
         },
+        **({"setting": setting} if (setting := _describe_setting(search)) else {}),
+    }
+
+
+def _describe_setting(search: StepSizeSearch) -> dict[str, Any]:
+    """Return what of the trials' experiment the task itself adds: its batches, and the parameters that it fixes."""
+    base = search.task_plan.experiment
+    return {
+        **({"batch_size": base["batch_size"]} if "batch_size" in base else {}),
+        **({"algorithm": dict(search.given)} if search.given else {}),
     }
 
 

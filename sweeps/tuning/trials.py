@@ -172,7 +172,8 @@ def hash_setting(search: StepSizeSearch, graph: int = 0) -> str:
         "budget": task_plan.budget, "score": task_plan.score,
         "weights": plan.weights, "points": search.points,
         "fixed": {name: str(value) for name, value in search.defaults.items() if name not in search.default_steps},
-        **({"identity": search.identity, "given": str(search.given)} if search.identity else {}),
+        **({"identity": search.identity} if search.identity else {}),
+        **({"given": str(search.given)} if search.identity or search.given else {}),
     }
     return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -16,7 +16,7 @@ from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
 from dbo.sweeps.tuning import command
 from dbo.sweeps.tuning.plan import StepSizeSearch, TuningPlan, list_searches, read_plan
-from dbo.sweeps.tuning.search import NoStableTrial, SearchResult, run_search
+from dbo.sweeps.tuning.search import NoStableTrial, SearchResult, build_entry, run_search
 from dbo.sweeps.tuning.trials import TrialResult, TrialRunner, hash_setting, integrate_curve, make_experiment
 
 PLAN = read_plan()
@@ -65,6 +65,23 @@ def test_searched_fields_and_their_ranges_are_valid(search: StepSizeSearch) -> N
     for values in search.known_values:
         assert values.keys() == lowest.keys()
         make_experiment(search, values, seed=1)
+
+
+def test_a_task_fixes_parameters_of_the_algorithms_that_have_them() -> None:
+    """They are in the trials' experiments, identify a trial, and the preset's entry records them."""
+    quadratic = PLAN.tasks["quadratic"]
+    fixed = quadratic.model_copy(update={"algorithm": {"inner_steps": 3, "higp_steps": 2}})
+    plan = small_plan().model_copy(update={"tasks": {"quadratic": fixed}})
+    names = ("madsbo", "c2dfb", "mdbo")
+    madsbo, c2dfb, mdbo = list_searches(plan, names)
+    assert (madsbo.given, c2dfb.given, mdbo.given) == ({"inner_steps": 3, "higp_steps": 2}, {"inner_steps": 3}, {})
+    made = make_experiment(madsbo, madsbo.default_steps, seed=1).algorithm
+    assert (made["inner_steps"], made["higp_steps"]) == (3, 2)
+    free = list_searches(plan.model_copy(update={"tasks": {"quadratic": quadratic}}), names)
+    same = [hash_setting(one) == hash_setting(other) for one, other in zip((madsbo, c2dfb, mdbo), free, strict=True)]
+    assert same == [False, False, True]
+    assert build_entry(find(c2dfb, FakeRunner(0.5)))["setting"] == {"algorithm": {"inner_steps": 3}}
+    assert "setting" not in build_entry(find(free[1], FakeRunner(0.5)))
 
 
 def test_ranges_do_not_depend_on_the_algorithm() -> None:
