@@ -29,7 +29,9 @@ def read_engine(job: Job, folder: Path) -> dict[str, Any]:
     folder.mkdir()
     job.pack(folder)
     (file,) = folder.glob("*.yaml")
-    return Experiment(engine=yaml_io.read(file)["engine"]).engine
+    section = yaml_io.read(file)["engine"]
+    assert section["name"] == "ray"            # not auto: the cluster must not choose again
+    return Experiment(engine=section).engine
 
 
 @pytest.mark.parametrize("kind", ["run", "compare"])
