@@ -1,6 +1,15 @@
 """Define the errors that a user reads as one line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+
+def suggest(name: Any, known: Iterable[str]) -> str:
+    """Return ", did you mean …?" with the nearest known name; "": none is near."""
+    by_lower = {one.lower(): one for one in known}
+    close = get_close_matches(str(name)[:200].lower(), list(by_lower), n=1)
+    return f", did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 class InputError(Exception):

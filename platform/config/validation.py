@@ -6,7 +6,6 @@ serve validation, error messages and `dbo list` alike.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from difflib import get_close_matches
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -17,7 +16,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import Doc
 
 from dbo.parameters import declaration
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, suggest
 
 T = TypeVar("T")
 
@@ -34,13 +33,6 @@ def pick(kind: str, name: Any, known: Iterable[str]) -> str:
     if not isinstance(name, str) or name not in names:
         raise InputError(f"{kind}: unknown value {_shown(name)}{suggest(name, names)}; allowed: {', '.join(names)}")
     return name
-
-
-def suggest(name: Any, known: Iterable[str]) -> str:
-    """Return ", did you mean …?" with the nearest known name; "": none is near."""
-    by_lower = {one.lower(): one for one in known}
-    close = get_close_matches(str(name)[:200].lower(), list(by_lower), n=1)
-    return f", did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def validate(path: str, kinds: tuple[type, ...], given: Mapping[str, Any]) -> dict[str, Any]:

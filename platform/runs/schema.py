@@ -23,8 +23,7 @@ from typing import Any, Literal
 
 from dbo.platform.config import yaml_io
 from dbo.platform.config.redact import hide_tracking_path, redact_all
-from dbo.platform.config.validation import suggest
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, suggest
 
 Record = dict[str, Any]         # one line of metrics.jsonl or nodes.jsonl; the keys of the former are in METRICS
 Direction = Literal["max", "min"]

@@ -65,7 +65,7 @@ def test_a_comparison_does_not_touch_a_sweeps_folder(sweep_file: SweepFile, dbo:
     assert dbo("compare", *small, "--algorithms", "d_soba,f2ba", "--quiet", "--out", tmp_path / "c").code == 0
     done = dbo("sweep", sweep_file(), "--quiet", "--out", tmp_path / "c")
     assert done.code == 2
-    assert "holds another sweep" in done.err
+    assert "holds a comparison; choose another folder" in done.err
 
 
 def test_one_folder_holds_one_sweep(sweep_file: SweepFile, dbo: Command, tmp_path: Path) -> None:
