@@ -86,7 +86,7 @@ def test_every_column_is_a_metric_with_a_direction() -> None:
     maximized = {name for name, metric in METRICS.items() if metric.direction == "max"}
     assert maximized == {
         "test_accuracy", "node_accuracy_mean", "node_accuracy_min", "public_accuracy_mean", "public_accuracy_min",
-        "psi_test_accuracy", "psi_converged",
+        "psi_test_accuracy", "psi_converged", "tune_accuracy",
     }
     assert all(metric.meaning for metric in METRICS.values())
     assert schema.find_direction("a_task_s_own") == "min"
