@@ -1,15 +1,23 @@
 """Define the errors that a user reads as one line."""
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import Any
+
+_NEAR = 0.6       # share of equal letters, as in difflib
 
 
 def suggest(name: Any, known: Iterable[str]) -> str:
-    """Return ", did you mean …?" with the nearest known name; "": none is near."""
+    """Return ", did you mean …?" with the nearest known name, of several the first one; "": none is near."""
     by_lower = {one.lower(): one for one in known}
-    close = get_close_matches(str(name)[:200].lower(), list(by_lower), n=1)
-    return f", did you mean {by_lower[close[0]]!r}?" if close else ""
+    wanted = SequenceMatcher(b=str(name)[:200].lower())
+
+    def rate(one: str) -> float:
+        wanted.set_seq1(one)
+        return wanted.ratio()
+
+    nearest = max(by_lower, key=rate, default="")
+    return f", did you mean {by_lower[nearest]!r}?" if nearest and rate(nearest) >= _NEAR else ""
 
 
 class InputError(Exception):
