@@ -378,7 +378,7 @@ CONSTANTS = {
 }
 # Step sizes that are null by default, and then those of another parameter.
 OPTIONAL = {"c2dfb": {"eta_y", "eta_z"}}
-STEP = 0.2           # of an optional one here
+STEP = 0.2           # in place of null, and of a zero that switches a term off
 
 
 def can_vary(name: str) -> list[str]:
@@ -400,7 +400,7 @@ def test_a_schedule_is_the_number_that_it_states(lab: Any, noisy: Any, name: str
     With mini-batches: on full ones the weight of a variance-reduced estimate has no effect.
     """
     config = lab.config(name)
-    config = replace(config, **{parameter: STEP}) if getattr(config, parameter) is None else config
+    config = config if getattr(config, parameter) else replace(config, **{parameter: STEP})
     later = replace(config, **{parameter: 0.7 * getattr(config, parameter)})
     schedule = Piecewise(value=getattr(config, parameter), after=(2,), values=(getattr(later, parameter),))
     scheduled = lab.engine(name, config, noisy, rounds=4, batches=SMALL, schedules=Schedules({parameter: schedule}))
