@@ -74,7 +74,7 @@ def main() -> None:
     rows = [random.standard_normal(dim).astype(np.float32) for _ in range(ROWS)]
     reference = np.zeros_like(rows[0])
     tensors = [torch.from_numpy(row) for row in rows]
-    packed: list[PackedRow] = [selection.top_k(row, reference, k) for row in rows]
+    packed: list[PackedRow] = [selection.top_k(row, reference, k)[0] for row in rows]
     for row, found in zip(rows[:2], packed, strict=False):
         positions = torch.topk(torch.from_numpy(np.abs(row)), k).indices.sort().values.numpy()
         assert np.array_equal(positions, found.positions(dim)), "both must select the same entries"
