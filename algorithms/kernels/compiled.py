@@ -30,9 +30,8 @@ ir = llvm.ir              # LLVM's types of the version that numba uses
 # number −1 − rows[k]. Packed row number p has its words at words[p] and its counts[p] entries at entries[p].
 Terms: TypeAlias = tuple[Array, Array, Array, Array, Array, Array, Array]
 
-_TILE = 512       # entries of a few unpacked rows that stay in the L1 cache, a multiple of 64
-_BLOCK = 32       # entries whose sums stay in registers
-_AHEAD = 4096     # bytes: how far the memory of rows and of packed entries is requested in advance
+_TILE = 1024      # entries of a few unpacked rows that stay in the L1 cache, a multiple of 64
+_AHEAD = 8192     # bytes: how far the memory of rows and of packed entries is requested in advance
 _REGISTER = 64    # bytes of a register of AVX-512
 _LINE = 64        # bytes of a cache line
 
@@ -66,6 +65,10 @@ def find_processor() -> tuple[str, frozenset[str]]:
 def can_expand() -> bool:
     """Decide whether the processor has AVX-512, which adds packed rows a register at a time."""
     return find_processor()[1] >= {"+avx512f", "+avx512vl"}
+
+
+# Entries whose sums stay in registers; with AVX-512 there are twice as many of them.
+_BLOCK = 64 if can_expand() else 32
 
 
 def can_fuse_products() -> bool:

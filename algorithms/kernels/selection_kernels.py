@@ -20,7 +20,7 @@ ir = llvm.ir              # LLVM's types of the version that numba uses
 tuple_of: Any = types.UniTuple
 trailing_zeros: Any = numbers.trailing_zeros
 
-CHUNK = 2048      # entries that stay in the L1 or L2 cache between two loops over them, a multiple of a tile
+CHUNK = 16384     # entries that stay in the L2 cache between two loops over them, a multiple of a tile
 _EIGHT_TO_ONE, _TOP = np.uint64(0x0102040810204080), np.uint64(56)
 BUCKETS = 1024    # of the histogram that finds a threshold
 
