@@ -49,13 +49,14 @@ class _Tile:
 
     def load(self, address: Any) -> list[Any]:
         """Load the registers from an address on."""
-        return [self.builder.load(place, align=self.itemsize) for place in self._places(address)]
+        return [self.builder.load(place, align=self.itemsize) for place in self.find_registers(address)]
 
     def store(self, values: list[Any], address: Any) -> None:
-        for value, place in zip(values, self._places(address), strict=True):
+        for value, place in zip(values, self.find_registers(address), strict=True):
             self.builder.store(value, place, align=self.itemsize)
 
-    def _places(self, address: Any) -> list[Any]:
+    def find_registers(self, address: Any) -> list[Any]:
+        """Return the addresses of the registers from an address on."""
         at = (self.number(part * self.vector.count) for part in range(self.registers))
         return [self.builder.bitcast(self.builder.gep(address, [each]), self.vector.as_pointer()) for each in at]
 
@@ -144,12 +145,15 @@ def _multiply_transposed_columns(
             totals = tile.start(few, zeros)
             with llvm.for_range(builder, tile.length(at, numbers, 0)) as loop:
                 row = tile.find(rows, source, builder.load(tile.find(at, numbers, loop.index)), first)
-                prefetch(builder, builder.gep(row, [ahead]))
+                prefetch(builder, builder.gep(row, [ahead]), level=2)      # d fills most of L1
                 others = tile.load(tile.find(d, factors, loop.index, c))
                 for r, total in enumerate(totals):
                     tile.add(total, builder.load(builder.gep(row, [tile.number(r)])), others)
             for r, total in enumerate(totals):
                 tile.store(tile.read(total), tile.find(out, target, builder.add(first, tile.number(r)), c))
+                # The memory of a gradient is seldom in the cache: without this a store waits for it.
+                for place in tile.find_registers(tile.find(out, target, builder.add(first, tile.number(r + few)), c)):
+                    prefetch(builder, place, level=2, to_write=True)
 
         tile.cut(tile.length(rows, source, 1), write)
         return context.get_dummy_value()
@@ -185,11 +189,14 @@ def multiply(
 
 @compiled
 def multiply_transposed(rows: Array, at: Array, d: Array, out: Array, first: int, start: int, stop: int) -> None:
-    """Write rows[at[i]]ᵀ d_i to out[i] from `first` on, for nodes start ≤ i < stop; d has the rows of all nodes."""
+    """Write the gradient of a layer to out[i] from `first` on, for start ≤ i < stop: rows[at[i]]ᵀ d_i, then Σ d_i.
+
+    d has the rows of all nodes below each other, and `out` the layout of x.
+    """
     inputs, width, lanes, size = rows.shape[1], d.shape[1], _REGISTER // rows.itemsize, at.shape[1]
     for i in range(start, stop):
-        c, own = 0, d[i * size : (i + 1) * size]
-        product = out[i, first : first + inputs * width].reshape(inputs, width)
+        c, own, end = 0, d[i * size : (i + 1) * size], first + inputs * width
+        product, total = out[i, first:end].reshape(inputs, width), out[i, end : end + width]
         while c + 6 * lanes <= width:
             _multiply_transposed_columns(6, rows, at[i], own, c, product)
             c += 6 * lanes
@@ -202,6 +209,19 @@ def multiply_transposed(rows: Array, at: Array, d: Array, out: Array, first: int
         while c + lanes <= width:
             _multiply_transposed_columns(1, rows, at[i], own, c, product)
             c += lanes
+        total[:] = 0
+        for k in range(size):
+            for j in range(width):
+                total[j] += own[k, j]
+
+
+@compiled
+def drop_inactive(d: Array, activations: Array, out: Array) -> None:
+    """Write d where activations are positive, 0 elsewhere: the derivative of relu; all contiguous, of one size."""
+    given, known, result = d.reshape(-1), activations.reshape(-1), out.reshape(-1)
+    one, zero = given.dtype.type(1), given.dtype.type(0)
+    for i in range(result.size):
+        result[i] = given[i] * (one if known[i] > zero else zero)      # NaN stays
 
 
 def compile_products(dtype: str) -> None:
@@ -209,3 +229,4 @@ def compile_products(dtype: str) -> None:
     rows, at, x = np.ones((1, 1), dtype), np.zeros((1, 1), np.int64), np.ones((1, 2), dtype)
     multiply(rows, at, x, 0, rows.dtype.type(0), rows.copy(), at, 0, 1)
     multiply_transposed(rows, at, rows, x, 0, 0, 1)
+    drop_inactive(rows, rows, rows.copy())

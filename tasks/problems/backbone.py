@@ -37,14 +37,6 @@ class GatheredRows:
     at: Array          # (nodes, size)
     products: Any      # the module `gathered_products`
 
-    def multiply_transposed(self, d: Array, out: Array) -> None:
-        """Write each node's samplesᵀ d to the first columns of `out`, (nodes, dim)."""
-        map_ranges(
-            lambda start, stop: self.products.multiply_transposed(
-                self.features, self.at, np.ascontiguousarray(d), out, 0, start, stop),
-            len(self.at),
-        )
-
 
 @cache
 def _import_products(widths: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -105,15 +97,15 @@ class Backbone:
 
         `activations` are those of `forward`; the inputs may be `GatheredRows`.
         """
+        if isinstance(activations[0], GatheredRows):
+            return self._backward_gathered(layout, activations, x, d)
         xp = array_namespace(x)
         layers = self.layers(x)
         gradient: Array = xp.empty_like(x)
         for k, (of_weights, of_bias) in reversed(list(enumerate(self.layers(gradient)))):
             out = activations[k + 1]
             d = d * (1.0 - out * out) if self.activation == "tanh" else d * (out > 0)      # `where` branches: slow
-            if isinstance(activations[k], GatheredRows):
-                activations[k].multiply_transposed(d, gradient)
-            elif isinstance(x, np.ndarray):
+            if isinstance(x, np.ndarray):
                 layout.matmul_transposed(activations[k], d, out=of_weights)
             else:
                 of_weights[:] = layout.matmul_transposed(activations[k], d)
@@ -176,11 +168,37 @@ class Backbone:
         return results
 
 
+    def _backward_gathered(self, layout: Layout, activations: list[Any], x: Array, d: Array) -> Array:
+        """`backward` with the compiled products."""
+        inputs, *layers = activations
+        products, nodes = inputs.products, len(inputs.at)
+        everything = np.arange(inputs.at.size).reshape(inputs.at.shape)
+        gradient, first = np.empty(x.shape, x.dtype), x.shape[1]
+        for k in reversed(range(len(layers))):
+            out, width = layers[k], self.widths[k + 1]
+            first -= (self.widths[k] + 1) * width
+            if self.activation == "tanh":
+                d = d * (1.0 - out * out)
+            else:
+                products.drop_inactive(np.ascontiguousarray(d), out, masked := np.empty_like(out))
+                d = masked
+            rows, at = (layers[k - 1], everything) if k else (inputs.features, inputs.at)
+            _multiply_transposed_layer(products, rows, at, d, gradient, first)
+            if k > 0:
+                weights = x[:, first : first + self.widths[k] * width].reshape(nodes, -1, width)
+                d = layout.matmul(d, weights.swapaxes(1, 2))
+        return gradient
+
+
 def _multiply_layer(
     products: Any, rows: Array, at: Array, x: Array, first: int, least: Any, out: Array, to: Array
 ) -> None:
     map_ranges(
         lambda start, stop: products.multiply(rows, at, x, first, least, out, to, start, stop), len(at))
+
+
+def _multiply_transposed_layer(products: Any, rows: Array, at: Array, d: Array, out: Array, first: int) -> None:
+    map_ranges(lambda start, stop: products.multiply_transposed(rows, at, d, out, first, start, stop), len(at))
 
 
 class BackboneSamples(ABC):

@@ -59,7 +59,7 @@ def test_a_transposed_product_is_that_of_numpy(dtype: str, registers: int, size:
     np.testing.assert_allclose(written[1:], expected[1:], rtol=close, atol=close)
     np.testing.assert_array_equal(out[0], x[0])                        # a node outside of the range
     np.testing.assert_array_equal(out[:, :3], x[:, :3])
-    np.testing.assert_array_equal(out[:, -width:], x[:, -width:])      # entries beside the product
+    np.testing.assert_allclose(out[1:, -width:], d.reshape(NODES, size, width).sum(axis=1)[1:], rtol=close, atol=close)
 
 
 @CASES
@@ -84,3 +84,13 @@ def test_columns_must_fill_registers() -> None:
     assert gathered_products.suits((96, 64), np.dtype("float32"))
     assert not gathered_products.suits((96, 60), np.dtype("float32"))
     assert not gathered_products.suits((96, 64), np.dtype("float16"))
+
+
+def test_inactive_entries_have_no_derivative() -> None:
+    rng = np.random.default_rng(0)
+    d, activations = rng.standard_normal((30, 16)), np.maximum(rng.standard_normal((30, 16)), 0)
+    d[3, 4] = np.nan
+    out = np.full_like(d, 7.0)
+    gathered_products.drop_inactive(d, activations, out)
+    np.testing.assert_array_equal(out, d * (activations > 0))
+    assert np.isnan(out[3, 4])
