@@ -162,6 +162,24 @@ def _multiply_transposed_columns(
 
 
 @compiled
+def _multiply_node(rows: Array, at: Array, w: Array, bias: Array, least: float, out: Array, to: Array) -> None:
+    """Write max(rows[at] · w + bias, least) to out[to]."""
+    c, width, lanes = 0, out.shape[1], _REGISTER // rows.itemsize
+    while c + 6 * lanes <= width:
+        _multiply_columns(6, rows, at, w, bias, c, least, out, to)
+        c += 6 * lanes
+    while c + 4 * lanes <= width:
+        _multiply_columns(4, rows, at, w, bias, c, least, out, to)
+        c += 4 * lanes
+    while c + 2 * lanes <= width:
+        _multiply_columns(2, rows, at, w, bias, c, least, out, to)
+        c += 2 * lanes
+    while c + lanes <= width:
+        _multiply_columns(1, rows, at, w, bias, c, least, out, to)
+        c += lanes
+
+
+@compiled
 def multiply(
     rows: Array, at: Array, x: Array, first: int, least: float, out: Array, to: Array, start: int, stop: int
 ) -> None:
@@ -169,22 +187,24 @@ def multiply(
 
     W_i and b_i are in x[i] from `first` on, one behind the other; at[i] and to[i] are numbers of rows.
     """
-    inputs, width, lanes = rows.shape[1], out.shape[1], _REGISTER // rows.itemsize
+    inputs, width = rows.shape[1], out.shape[1]
     for i in range(start, stop):
-        c, end = 0, first + inputs * width
+        end = first + inputs * width
         w, bias = x[i, first:end].reshape(inputs, width), x[i, end : end + width]
-        while c + 6 * lanes <= width:
-            _multiply_columns(6, rows, at[i], w, bias, c, least, out, to[i])
-            c += 6 * lanes
-        while c + 4 * lanes <= width:
-            _multiply_columns(4, rows, at[i], w, bias, c, least, out, to[i])
-            c += 4 * lanes
-        while c + 2 * lanes <= width:
-            _multiply_columns(2, rows, at[i], w, bias, c, least, out, to[i])
-            c += 2 * lanes
-        while c + lanes <= width:
-            _multiply_columns(1, rows, at[i], w, bias, c, least, out, to[i])
-            c += lanes
+        _multiply_node(rows, at[i], w, bias, least, out, to[i])
+
+
+@compiled
+def multiply_back(d: Array, at: Array, x: Array, first: int, out: Array, start: int, stop: int) -> None:
+    """Write d[at[i]] W_iᵀ to out[at[i]], for nodes start ≤ i < stop; W_i is in x[i] from `first` on."""
+    width, inputs = d.shape[1], out.shape[1]
+    turned, none = np.empty((width, inputs), d.dtype), np.zeros(inputs, d.dtype)
+    for i in range(start, stop):
+        w = x[i, first : first + inputs * width].reshape(inputs, width)
+        for c in range(width):
+            for j in range(inputs):
+                turned[c, j] = w[j, c]
+        _multiply_node(d, at[i], turned, none, d.dtype.type(-np.inf), out, at[i])
 
 
 @compiled
@@ -229,4 +249,5 @@ def compile_products(dtype: str) -> None:
     rows, at, x = np.ones((1, 1), dtype), np.zeros((1, 1), np.int64), np.ones((1, 2), dtype)
     multiply(rows, at, x, 0, rows.dtype.type(0), rows.copy(), at, 0, 1)
     multiply_transposed(rows, at, rows, x, 0, 0, 1)
+    multiply_back(rows, at, x, 0, rows.copy(), 0, 1)
     drop_inactive(rows, rows, rows.copy())

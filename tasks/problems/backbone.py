@@ -98,7 +98,7 @@ class Backbone:
         `activations` are those of `forward`; the inputs may be `GatheredRows`.
         """
         if isinstance(activations[0], GatheredRows):
-            return self._backward_gathered(layout, activations, x, d)
+            return self._backward_gathered(activations, x, d)
         xp = array_namespace(x)
         layers = self.layers(x)
         gradient: Array = xp.empty_like(x)
@@ -160,7 +160,7 @@ class Backbone:
         results, first = [], 0
         for a, b in pairwise(self.widths):
             out = np.empty((at.size, b), features.dtype)
-            _multiply_layer(products, features, source, x, first, least, out, target)
+            _run(products.multiply, nodes, features, source, x, first, least, out, target)
             if self.activation == "tanh":
                 np.tanh(out, out=out)
             results.append(out.reshape(batches, nodes * size, b))
@@ -168,12 +168,12 @@ class Backbone:
         return results
 
 
-    def _backward_gathered(self, layout: Layout, activations: list[Any], x: Array, d: Array) -> Array:
+    def _backward_gathered(self, activations: list[Any], x: Array, d: Array) -> Array:
         """`backward` with the compiled products."""
         inputs, *layers = activations
         products, nodes = inputs.products, len(inputs.at)
         everything = np.arange(inputs.at.size).reshape(inputs.at.shape)
-        gradient, first = np.empty(x.shape, x.dtype), x.shape[1]
+        x, gradient, first = np.ascontiguousarray(x), np.empty(x.shape, x.dtype), x.shape[1]
         for k in reversed(range(len(layers))):
             out, width = layers[k], self.widths[k + 1]
             first -= (self.widths[k] + 1) * width
@@ -183,22 +183,17 @@ class Backbone:
                 products.drop_inactive(np.ascontiguousarray(d), out, masked := np.empty_like(out))
                 d = masked
             rows, at = (layers[k - 1], everything) if k else (inputs.features, inputs.at)
-            _multiply_transposed_layer(products, rows, at, d, gradient, first)
+            _run(products.multiply_transposed, nodes, rows, at, d, gradient, first)
             if k > 0:
-                weights = x[:, first : first + self.widths[k] * width].reshape(nodes, -1, width)
-                d = layout.matmul(d, weights.swapaxes(1, 2))
+                before = np.empty((len(d), self.widths[k]), d.dtype)
+                _run(products.multiply_back, nodes, d, everything, x, first, before)
+                d = before
         return gradient
 
 
-def _multiply_layer(
-    products: Any, rows: Array, at: Array, x: Array, first: int, least: Any, out: Array, to: Array
-) -> None:
-    map_ranges(
-        lambda start, stop: products.multiply(rows, at, x, first, least, out, to, start, stop), len(at))
-
-
-def _multiply_transposed_layer(products: Any, rows: Array, at: Array, d: Array, out: Array, first: int) -> None:
-    map_ranges(lambda start, stop: products.multiply_transposed(rows, at, d, out, first, start, stop), len(at))
+def _run(kernel: Any, nodes: int, *arguments: Any) -> None:
+    """Call a compiled product for all nodes, on the threads."""
+    map_ranges(lambda start, stop: kernel(*arguments, start, stop), nodes)
 
 
 class BackboneSamples(ABC):

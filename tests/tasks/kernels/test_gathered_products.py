@@ -63,6 +63,19 @@ def test_a_transposed_product_is_that_of_numpy(dtype: str, registers: int, size:
 
 
 @CASES
+def test_a_product_with_transposed_weights_is_that_of_numpy(dtype: str, registers: int, size: int) -> None:
+    """The inputs of a layer fill registers too, if another layer is before it."""
+    rng, width, inputs = np.random.default_rng(2), 5, registers * LANES[dtype]
+    x = rng.standard_normal((NODES, 3 + inputs * width)).astype(dtype)
+    d, at = rng.standard_normal((NODES * size, width)).astype(dtype), np.arange(NODES * size).reshape(NODES, size)
+    out = np.full((NODES * size, inputs), np.nan, dtype)
+    gathered_products.multiply_back(d, at, x, 3, out, 0, NODES)
+    expected = d.reshape(NODES, size, width).astype(float) @ x[:, 3:].reshape(NODES, inputs, width).swapaxes(1, 2)
+    close = 1e-4 if dtype == "float32" else 1e-12
+    np.testing.assert_allclose(out.reshape(NODES, size, inputs), expected, rtol=close, atol=close)
+
+
+@CASES
 def test_no_bit_depends_on_the_other_rows(dtype: str, registers: int, size: int) -> None:
     rows, at, x, weights = make_layer(dtype, registers, size)
     width = weights.shape[2]
