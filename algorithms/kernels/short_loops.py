@@ -30,9 +30,9 @@ def keep_largest(
         threshold, bit, count = word[0], top, dim
         while bit and count != k:
             word[0] = threshold | bit
-            reached = 0
+            reached, least = np.int32(0), word[0]      # 32 bits: more counts in a register
             for j in range(dim):
-                reached += magnitudes[j] >= word[0]
+                reached = np.int32(reached + (magnitudes[j] >= least))
             if reached >= k:
                 threshold, count = word[0], reached
             bit = bit >> one

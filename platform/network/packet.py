@@ -99,7 +99,7 @@ def measure(messages: Mapping[str, Message | Packed]) -> PacketSizes:
     head = _measure_heads(nodes, tuple(messages))
     for name, message in messages.items():
         values = tables[name][:, VALUES]
-        if message.form == "sparse" and not np.logical_and.reduce(values):
+        if message.form == "sparse" and np.count_nonzero(values) < nodes:
             head = head + (values == 0) * (len(_NOTHING) - _head_length(name))
     return PacketSizes(head, tables)
 
