@@ -374,6 +374,11 @@ class BackboneBatch(BackboneSamples):
         phi: Array = self._activations[-1]
         return phi
 
+    def residual(self, x: Array, w: Array) -> Array:
+        if not isinstance(w, np.ndarray):
+            return super().residual(x, w)
+        return self._loss.residual(self._layout.matmul_by_column(self.phi(x), w))      # it needs no copy of these
+
     def backward(self, x: Array, d: Array) -> Array:
         self.phi(x)
         backbone = self._source.backbone
