@@ -58,9 +58,9 @@ def broadcast(builder: Any, value: Any, vector: Any) -> Any:
     )
 
 
-def prefetch(builder: Any, address: Any, level: int = 1, to_write: bool = False) -> None:
+def prefetch(builder: Any, address: Any, level: int = 1) -> None:
     """Ask for the cache line of an address, in the L1 or the L2 cache; none is wrong."""
     place, option = builder.bitcast(address, ir.IntType(8).as_pointer()), ir.IntType(32)
-    options = [ir.Constant(option, value) for value in (int(to_write), 4 - level, 1)]      # data
+    options = [ir.Constant(option, value) for value in (0, 4 - level, 1)]      # to read, data
     kind = ir.FunctionType(ir.VoidType(), [place.type, option, option, option])
     builder.call(llvm.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [place, *options])

@@ -151,9 +151,6 @@ def _multiply_transposed_columns(
                     tile.add(total, builder.load(builder.gep(row, [tile.number(r)])), others)
             for r, total in enumerate(totals):
                 tile.store(tile.read(total), tile.find(out, target, builder.add(first, tile.number(r)), c))
-                # The memory of a gradient is seldom in the cache: without this a store waits for it.
-                for place in tile.find_registers(tile.find(out, target, builder.add(first, tile.number(r + few)), c)):
-                    prefetch(builder, place, level=2, to_write=True)
 
         tile.cut(tile.length(rows, source, 1), write)
         return context.get_dummy_value()
