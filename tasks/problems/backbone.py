@@ -180,8 +180,9 @@ class Backbone:
             if self.activation == "tanh":
                 d = d * (1.0 - out * out)
             else:
-                products.drop_inactive(np.ascontiguousarray(d), out, masked := np.empty_like(out))
-                d = masked
+                active = np.empty_like(out)
+                products.drop_inactive(np.ascontiguousarray(d), out, active)
+                d = active
             rows, at = (layers[k - 1], everything) if k else (inputs.features, inputs.at)
             _run(products.multiply_transposed, nodes, rows, at, d, gradient, first)
             if k > 0:

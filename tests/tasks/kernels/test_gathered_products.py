@@ -32,7 +32,7 @@ def make_layer(dtype: str, registers: int, size: int) -> tuple[Array, Array, Arr
 
 def multiply(rows: Array, at: Array, x: Array, least: float, width: int) -> Array:
     out = np.full((at.size, width), np.nan, rows.dtype)
-    to = np.arange(at.size)[::-1].reshape(at.shape)      # results go where they are told to
+    to = np.arange(at.size)[::-1].reshape(at.shape)      # results in another order than the rows
     gathered_products.multiply(rows, at, x, 3, rows.dtype.type(least), out, to.copy(), 0, len(at))
     return out[::-1].reshape(*at.shape, width)
 
