@@ -27,6 +27,7 @@ NETWORK = (*LEAVES, "dbo.platform.network", "dbo.algorithms.api")
 CONFIG = (
     *LEAVES, "dbo.platform.config", "dbo.platform.network.topology", "dbo.algorithms.api", "dbo.algorithms.registry",
     "dbo.algorithms.compression", "dbo.tasks.api", "dbo.tasks.registry", "dbo.tasks.partitions",
+    "dbo.platform.runs.atomic_io",          # imports only the standard library
 )
 ENGINE = (*CONFIG, *NETWORK, "dbo.platform.engine", "dbo.algorithms.kernels", "dbo.tasks.kernels")
 RUNS = (*ENGINE, "dbo.platform.runs")

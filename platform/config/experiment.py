@@ -245,6 +245,8 @@ class Experiment(BaseModel):
         task, data = self._build_task()
         config, schedules = _build_config(algorithm, self.algorithm)
         _check_count(algorithm, "packets", algorithm.packets, config)
+        if isinstance(edges := self.topology.get("file"), str):
+            models.check_regular("topology.file", edges)
         return Parts(
             task=task,
             data=data,

@@ -40,14 +40,24 @@ def hash_file(key: str, file: str) -> str:
     return hashlib.sha256(_read(file, key)).hexdigest()
 
 
+def check_regular(key: str, file: str) -> None:
+    """Refuse a pipe or a device, which may never end; what is missing or a folder fails when it is read."""
+    path = expand_user(file)
+    try:
+        is_endless = path.exists() and not path.is_file() and not path.is_dir()
+    except OSError as error:
+        raise InputError(f"{key}: {file} cannot be read: {error.strerror}") from None
+    if is_endless:
+        raise InputError(f"{key}: {file} is not a regular file")
+
+
 def _read(file: str, key: str = "start") -> bytes:
     path = expand_user(file)
     if path.is_dir():
         hint = "; of a run, name its state.safetensors" if key == "start" else ""
         raise InputError(f"{key}: {file} is a folder; must be a file{hint}")
+    check_regular(key, file)
     try:
-        if path.exists() and not path.is_file():          # a pipe or a device may never end
-            raise InputError(f"{key}: {file} is not a regular file")
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{key}: {file} cannot be read: {error.strerror}") from None

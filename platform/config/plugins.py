@@ -19,6 +19,7 @@ from dbo.platform.config.code_identity import Source, combine, parse_source, rea
 from dbo.platform.config.paths import expand_user
 from dbo.platform.config.validation import validate_defaults
 from dbo.platform.errors import InputError
+from dbo.platform.runs.atomic_io import open_regular
 
 _KINDS = "task, dataset, partition, topology, compressor or algorithm"
 _loaded: dict[str, bytes] = {}      # module → the source that runs: a file that was edited meanwhile is run again
@@ -81,7 +82,8 @@ def _load_file(path: Path) -> None:
     if name in _shipped:
         return
     try:
-        source = file.read_bytes()
+        with open(file, "rb", opener=open_regular) as stream:        # a pipe or a device may never end
+            source = stream.read()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     _execute(name, str(file.resolve()), source, str(path))

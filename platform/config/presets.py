@@ -23,6 +23,7 @@ from dbo.parameters import declaration
 from dbo.platform.config import yaml_io
 from dbo.platform.config.paths import expand_user
 from dbo.platform.errors import InputError
+from dbo.platform.runs.atomic_io import open_regular
 from dbo.tasks.registry import TASKS
 
 
@@ -52,7 +53,7 @@ def find_own(file: str, algorithm: str, task: str, dataset: str | None) -> dict[
 def read_file(file: str | Path, key: str = "presets") -> dict[str, dict[str, dict[str, Any]]]:
     """Return the content of a preset file: algorithm → task or task/data set → values, and how they were found."""
     try:
-        data = yaml_io.read(expand_user(file))
+        data = yaml_io.read(expand_user(file), opener=open_regular)     # a foreign experiment may name a pipe
     except InputError as error:
         raise InputError(f"{key}: {error}") from None
     for algorithm, places in data.items():

@@ -205,10 +205,10 @@ def _describe(error: yaml.YAMLError) -> str:
     return " ".join(re.sub(r",? but (?:found|got) *$", "", kept).split())
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file."""
+def read(path: Path, opener: Callable[[str, int], int] | None = None) -> dict[str, Any]:
+    """Return the mapping in a YAML file; `opener` may refuse pipes, which a shell passes as `<(command)`."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=opener) as file:
             text = file.read(_MAX_LENGTH + 1)        # a device may never end
         if len(text) > _MAX_LENGTH:
             raise InputError(f"{path}: more than {_MAX_LENGTH:,} characters are not allowed")

@@ -5,6 +5,7 @@ we try all selected cases and a fifth of the generated ones; `python -m tests.fa
 """
 
 import json
+import os
 import random
 import struct
 from collections import Counter
@@ -31,6 +32,15 @@ GENERATED = ("algorithm", "dataset", "task", "engine")
 ALL = bulk.cases()
 CASES = [case for number, case in enumerate(ALL) if case.kind not in GENERATED or number % 5 == 0]
 GROUPS = sorted({case.kind for case in CASES})
+
+
+FILES = {        # key that names a file: arguments
+    "presets": ("presets={}",),
+    "topology.file": ("topology.name=edges", "topology.file={}"),
+    "start": ("start={}",),
+    "plugins": ("plugins={}",),
+    "task.file": ("task.name=coefficient_tuning", "task.dataset={{name: csv, file: {}}}"),
+}
 
 
 @pytest.fixture
@@ -72,6 +82,17 @@ def test_malformed_input_is_refused(dbo: Command, tmp_path: Path, kind: str) -> 
         if fault is not None:
             faults[str(case)] = fault
     assert faults == {}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("key", FILES)
+def test_a_pipe_is_refused(dbo: Command, assert_refused: Command, tmp_path: Path, key: str) -> None:
+    """A foreign experiment may name one in place of a file, and the command would wait for ever."""
+    file = tmp_path / "pipe.py"
+    os.mkfifo(file)
+    given = [argument.format(file) for argument in FILES[key]]
+    assert_refused(dbo("run", "nodes=3", "rounds=1", "tracking.uri=off", "--out", "never", *given), key, str(file))
+    assert not Path("never").exists()
 
 
 def test_the_check_finds_faults(dbo: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """YAML: the values of version 1.2, round trips, a bounded size, and errors that do not quote the file."""
 
 import math
+import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -204,3 +206,12 @@ def test_a_file_without_an_end_is_refused() -> None:
     """At once, and in little memory: a foreign experiment may name a device as its presets."""
     with pytest.raises(InputError, match="/dev/zero: more than 200,000 characters are not allowed"):
         yaml_io.read(Path("/dev/zero"))
+
+
+def test_a_file_from_the_command_line_may_be_a_pipe(tmp_path: Path) -> None:
+    """As a shell passes `<(command)`; a file that an experiment names may not."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("rounds: 3",), daemon=True)
+    writer.start()
+    assert yaml_io.read(tmp_path / "pipe") == {"rounds": 3}
+    writer.join(10)
