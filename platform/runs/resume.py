@@ -334,6 +334,7 @@ def prepare_folder(
         folder.copy_records(source)
         if reason := missing_records(folder, checkpoint):        # another process has written there meanwhile
             raise RunError(f"--from: {source} has changed: {reason}")
+        folder.sync()           # the event: a checkpoint without it would look as if the run had not started there
         checkpoints.save(checkpoint.round, ([block] for block in checkpoint.blocks), checkpoint.run)
     for kind, facts in start.changes.items():
         folder.log_event(kind, after_round=checkpoint.round, run_key=experiment.run_key, **facts)

@@ -1,5 +1,6 @@
 """Resume and extend runs: the results are bit-identical to a run without interruption, and nothing is lost."""
 
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -283,6 +284,30 @@ def test_interrupted_copy_is_repeated(
     assert advanced == list(range(1, 10))
     events = [event for event in read_events(b / "events.jsonl") if event.kind == "continued"]
     assert (events[-1].source, events[-1].after_round) == (str(a), 6)
+
+
+def test_copied_records_are_on_the_disk_before_their_checkpoint(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a checkpoint without its evaluations, or without the event of its source, would be useless."""
+    run(tiny(rounds=6), tmp_path / "a")
+    synced: dict[int, int] = {}                 # inode: size at its last flush
+    at_save: list[dict[str, bool]] = []
+    flush, save = os.fsync, Checkpoints.save
+
+    def note(handle: int) -> None:
+        flush(handle)
+        synced[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    def look(self: Checkpoints, *arguments: Any) -> Any:
+        files = [tmp_path / "b" / name for name in ("metrics.jsonl", "nodes.jsonl", "events.jsonl")]
+        at_save.append({path.name: synced.get(path.stat().st_ino) == path.stat().st_size for path in files})
+        return save(self, *arguments)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(Checkpoints, "save", look)
+    run(tiny(rounds=9), tmp_path / "b", start_from=tmp_path / "a")
+    assert at_save[0] == {"metrics.jsonl": True, "nodes.jsonl": True, "events.jsonl": True}
 
 
 def test_source_that_changes_during_the_copy_is_refused(
