@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dbo.platform.config.redact import redact_url
 from dbo.platform.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -108,11 +110,31 @@ def check_free(folder: Path, key: str, name: str) -> None:
         raise InputError(f"--out: {folder} is in use; must be new, empty or hold results of this job")
 
 
+def check_place(place: str, storage: str) -> None:
+    """Raise InputError unless the place that a cluster names is a folder directly below the user's own storage.
+
+    Everybody with access to the cluster can write the place: opened as it is, a URL could name any server, which would
+    see this user's credentials, or files of this user. Without a storage only a path is accepted; `fetch_results`
+    looks whether it holds results.
+    """
+    from dbo.platform.runs.remote import is_url
+
+    parent, _, name = place.rpartition("/")
+    if not storage and is_url(place):
+        raise InputError(
+            f"--storage: a value is required; the cluster says that the results are in {redact_url(place)}: "
+            f"if this is yours, give --storage {redact_url(parent)}")
+    if storage and (parent != storage.rstrip("/") or not re.fullmatch(r"[^.\\:?#@%][^\\:?#@%]*", name)):
+        raise InputError(
+            f"--storage: {redact_url(storage)} is not allowed; the cluster says that the results are in "
+            f"{redact_url(place)}, not in a folder directly below it")
+
+
 def fetch_results(place: str, to: Path) -> str:
     """Copy the results to this machine; return a line about it.
 
     Others may write to a shared storage: symbolic links are left out, since they may point to any file of this user.
-    The place comes from the cluster, so a folder that holds no results is not copied.
+    The place may come from the cluster, so a folder that holds no results is not copied; `check_place` checks a URL.
     """
     from dbo.platform.runs.remote import RemoteFolder, is_url
     from dbo.platform.runs.run_folder import RunFolder, find_group, has_group

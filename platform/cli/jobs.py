@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dbo.platform.cli.console import console, print_line
-from dbo.platform.cli.job_client import check_free, connect, fetch_results, follow_job
+from dbo.platform.cli.job_client import check_free, check_place, connect, fetch_results, follow_job
 from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ def show_jobs(
     stop: Annotated[bool, typer.Option("--stop", help="Stop the job; what it has recorded can be resumed.")] = False,
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", help="Copy the results folder here when the job has ended.")] = None,
+    storage: Annotated[str, typer.Option(
+        "--storage", metavar="DIR|URL",
+        help="With --out: the storage that was given to `dbo submit`. A URL needs it.")] = "",
     every: Annotated[bool, typer.Option("--all", help=f"List all jobs, not only the newest {_SHOWN}.")] = False,
 ) -> None:
     """List the jobs of a cluster, or follow one until it ends.
@@ -37,6 +40,8 @@ def show_jobs(
         raise InputError("--address: a value is required, or set RAY_API_SERVER_ADDRESS")
     if job is None and (stop or out is not None):
         raise InputError(f"{'--stop' if stop else '--out'}: needs a job; `dbo jobs` lists them")
+    if storage and out is None:
+        raise InputError("--storage: needs --out")
     client = connect(address)
     if job is None:
         _print_jobs(client, every)
@@ -52,6 +57,7 @@ def show_jobs(
     if out is not None:
         if not results:
             raise InputError(f"--out: {out} is not allowed; {found.submission_id} was not submitted by dbo")
+        check_place(results, storage)
         check_free(out, metadata.get("run_key", ""), metadata.get("name", ""))
     print_line(f"{found.submission_id} {_describe_status(found)}" + (f"; results: {results}" if results else ""))
     code = follow_job(client, found.submission_id, print_line)

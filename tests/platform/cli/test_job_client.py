@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dbo.platform.cli import job_client
-from dbo.platform.cli.job_client import check_free, fetch_results, send_job
+from dbo.platform.cli.job_client import check_free, check_place, fetch_results, send_job
 from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.schema import Group
 
@@ -68,6 +68,34 @@ def test_a_folder_without_results_is_not_fetched(tmp_path: Path) -> None:
     (tmp_path / "home" / ".ssh" / "id").write_text("key")
     assert fetch_results(str(tmp_path / "home"), tmp_path / "to").startswith("nothing to fetch: ")
     assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(("place", "storage", "message"), [
+    ("s3://bucket/runs/digits-0123abcd", "", "if this is yours, give --storage s3://bucket/runs"),
+    ("file:///home/me/.ssh", "", "if this is yours"),
+    ("https://user:word@host/x/digits-0123abcd", "", r"https://\*\*\*@host/\*\*\*"),
+    ("s3://other/runs/digits-0123abcd", "s3://bucket/runs", "not in a folder directly below it"),
+    ("s3://bucket/runs-of-others/digits-0123abcd", "s3://bucket/runs", "not in a folder directly below it"),
+    ("s3://bucket/runs/../digits-0123abcd", "s3://bucket/runs", "not in a folder directly below it"),
+    ("s3://bucket/runs/..", "s3://bucket/runs", "not in a folder directly below it"),
+    ("s3://bucket/runs/", "s3://bucket/runs", "not in a folder directly below it"),
+    ("s3://bucket/runs/a::file", "s3://bucket/runs", "not in a folder directly below it"),
+    ("s3://bucket/runs/a?versionId=1", "s3://bucket/runs", "not in a folder directly below it"),
+    ("/home/me/runs/digits-0123abcd", "/shared/runs", "not in a folder directly below it"),
+])
+def test_a_place_outside_of_the_own_storage_is_refused(place: str, storage: str, message: str) -> None:
+    """Whoever may use the cluster may name any server or file as the place of a job's results."""
+    with pytest.raises(InputError, match=message):
+        check_place(place, storage)
+
+
+@pytest.mark.parametrize(("place", "storage"), [
+    ("s3://bucket/runs/digits-0123abcd", "s3://bucket/runs"), ("s3://bucket/runs/digits-0123abcd", "s3://bucket/runs/"),
+    ("file:///shared/runs/sweep-größe-0123abcd", "file:///shared/runs"), ("/shared/runs/compare-1", "/shared/runs"),
+    ("/shared/runs/compare-1", ""),
+])
+def test_a_place_below_the_own_storage_is_accepted(place: str, storage: str) -> None:
+    check_place(place, storage)
 
 
 class ClusterWithoutAgent:

@@ -1,7 +1,7 @@
 """Jobs without a cluster: which engine they get, and how `dbo jobs` lists them."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,3 +78,28 @@ def test_the_list_has_a_line_for_each_job(monkeypatch: pytest.MonkeyPatch, is_te
     assert newest.split() == ["raysubmit_0000000000000001", cut, "failed,", "exit", "1", "11-14", "22:13", "1.5"]
     assert oldest.split()[:2] == ["raysubmit_0000000000000000", names[0]]
     assert not is_terminal or {len(line) for line in lines} == {80}
+
+
+def test_the_url_of_another_user_is_not_opened(
+    dbo: Callable[..., Any], assert_refused: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster names the place of the results; only what lies below one's own storage is opened and copied."""
+    for owner in ("mine", "theirs"):
+        (tmp_path / owner / "digits-0123abcd").mkdir(parents=True)
+        (tmp_path / owner / "digits-0123abcd" / "metrics.jsonl").write_text(owner)
+    place = f"file://{tmp_path}/theirs/digits-0123abcd"
+    job = make_job(0, "digits-0123abcd")
+    job.metadata["results"] = place
+    job.driver_exit_code = 0
+    monkeypatch.setattr(jobs, "connect", lambda address: SimpleNamespace(list_jobs=lambda: [job]))
+    monkeypatch.setattr(jobs, "follow_job", lambda *_: 0)
+    command = ("jobs", job.submission_id, "--address", "http://127.0.0.1:1", "--out", "got")
+    assert_refused(dbo(*command), f"--storage: a value is required; the cluster says that the results are in {place}")
+    assert_refused(dbo(*command, "--storage", f"file://{tmp_path}/mine"), "--storage: ", place)
+    assert not Path("got").exists()
+    done = dbo(*command, "--storage", f"file://{tmp_path}/theirs")
+    assert (done.code, Path("got/metrics.jsonl").read_text()) == (0, "theirs")
+
+
+def test_storage_without_a_copy_is_refused(dbo: Callable[..., Any], assert_refused: Callable[..., None]) -> None:
+    assert_refused(dbo("jobs", "--address", "http://127.0.0.1:1", "--storage", "/shared"), "--storage: needs --out")
