@@ -2,9 +2,11 @@
 
 The colours are Okabe and Ito's, distinguishable with every common form of colour blindness. Their yellow is darkened,
 because it cannot be seen on white, and black turns light on a dark page. There are more algorithms than colours: the
-second, third and fourth eight differ by the dash of their line. Plugins and labelled variants have long dashes.
+second, third and fourth eight differ by the dash of their line. Plugins and labelled variants have long dashes, and
+colours that no other series of the figure has, while there are any left.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,18 +59,23 @@ def get_style(algorithm: str) -> AlgorithmStyle:
 
 
 def get_styles(algorithms: Sequence[str]) -> dict[str, AlgorithmStyle]:
-    """Return the styles of algorithms that are shown together: those of plugins and variants differ from each other.
+    """Return the styles of algorithms that are shown together: plugins and variants differ from all others.
 
-    The first in the alphabet keep the colours that their names give; up to sixteen are different.
+    Built-in ones keep their style. The others, in the alphabet's order, get the colour that their name gives, or the
+    next one that fewer series have: eight series have eight colours, unless built-in ones among them share one.
     """
-    styles, taken = {}, set[int]()
+    styles = {name: get_style(name) for name in algorithms if name in _ORDER}
+    used = Counter(style.light for style in styles.values())
+    taken = set[int]()
     count = len(_COLOURS) * len(_OWN_DASHES)
     for name in sorted(name for name in algorithms if name not in _ORDER):
         places = [(_hash_name(name) + step) % count for step in range(count)]
-        place = next((place for place in places if place not in taken), places[0])
+        free = [place for place in places if place not in taken] or places
+        place = min(free, key=lambda place: used[_own_style(place).light])      # the first of the least used
         taken.add(place)
         styles[name] = _own_style(place)
-    return {name: styles[name] if name in styles else get_style(name) for name in algorithms}
+        used[styles[name].light] += 1
+    return {name: styles[name] for name in algorithms}
 
 
 def _hash_name(name: str) -> int:

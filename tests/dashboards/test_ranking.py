@@ -14,7 +14,7 @@ from dbo.dashboards.charts.sensitivity import build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns, group_runs
 from dbo.dashboards.load import load_runs
 from dbo.dashboards.number_format import format_number, round_significant, thin_indices
-from dbo.dashboards.palette import VIRIDIS, get_style, sample_scale
+from dbo.dashboards.palette import VIRIDIS, get_style, get_styles, sample_scale
 from dbo.dashboards.ranking import build_cards, build_rows, select_criteria
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.run_folder import read_metrics
@@ -193,6 +193,16 @@ def test_algorithm_has_one_style() -> None:
     assert len({(get_style(name).light, get_style(name).dash) for name in names}) == len(names)
     assert get_style("mine") == get_style("mine")
     assert len(set(sample_scale(12))) == 12
+
+
+def test_variants_have_colours_that_no_other_series_of_the_figure_has() -> None:
+    """Built-in algorithms keep their styles; beyond eight series colours repeat, with another dash."""
+    built_in = ["madsbo", "mdbo", "sparkle", "c2dfb_lead", "lean"]
+    styles = get_styles([*built_in, "c2dfb_20", "c2dfb_05", "c2dfb_05_4bit"])
+    assert len({style.light for style in styles.values()}) == 8
+    assert all(styles[name] == get_style(name) for name in built_in)
+    many = get_styles([*built_in, *(f"variant_{number}" for number in range(16))])
+    assert len({(style.light, style.dash) for style in many.values()}) == 21
 
 
 def test_graphs_in_files_of_the_same_name_are_two_settings(tmp_path: Path) -> None:
