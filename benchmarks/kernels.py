@@ -74,7 +74,7 @@ def main() -> None:
     rows = [random.standard_normal(dim).astype(np.float32) for _ in range(ROWS)]
     reference = np.zeros_like(rows[0])
     tensors = [torch.from_numpy(row) for row in rows]
-    packed: list[PackedRow] = [selection.top_k(row, reference, k) for row in rows]
+    packed: list[PackedRow] = [selection.top_k(row, reference, k)[0] for row in rows]
     for row, found in zip(rows[:2], packed, strict=False):
         positions = torch.topk(torch.from_numpy(np.abs(row)), k).indices.sort().values.numpy()
         assert np.array_equal(positions, found.positions(dim)), "both must select the same entries"
@@ -135,7 +135,7 @@ def show_sizes(row: Any, dim: int) -> None:
 def show_wire(rows: list[Any], one_pass: measure.Times, repeats: int) -> None:
     """Compare encoding and decoding of 3 % as a Rice code with the same as a bitmap, in in-place passes."""
     dim = rows[0].size
-    packed = [selection.top_k(row, np.zeros_like(row), count_kept(0.03, dim)) for row in rows]
+    packed = [selection.top_k(row, np.zeros_like(row), count_kept(0.03, dim))[0] for row in rows]
     messages: list[Any] = [{"y": Packed((row,), dim, kept=row.entries.size)} for row in packed]
     expected = wire.expect_rows(messages[0])
 

@@ -104,7 +104,7 @@ class TopK:
         if isinstance(rows, Rows) and rows.is_compiled and self.ratio < 1:
             from dbo.algorithms.kernels import selection  # imports numba, which is slow
 
-            return selection.pack_largest(rows, k, self.bits, self.levels == "log")
+            return selection.pack_largest(rows, k, self.bits, self.levels == "log", channel)
         return send_kept(keep_largest(unwrap(rows), k), k, self.bits, self.levels)
 
     def contraction(self, dim: int) -> float:

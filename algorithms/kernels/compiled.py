@@ -1,11 +1,14 @@
 """Fused kernels for wide rows, compiled by numba: one pass over memory where NumPy arithmetic takes several.
 
 This file holds loops and nothing else; `fused.py` decides when they run. Each works on one row, in a fixed order, so no
-result depends on how rows are spread over threads. The kernels of top-k are in `selection.py`.
+result depends on how rows are spread over threads. The kernels of top-k are in `selection_kernels.py`.
 """
 
+import hashlib
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
@@ -22,14 +25,31 @@ pointer_to: Any = types.CPointer
 llvm: Any = cgutils
 ir = llvm.ir              # LLVM's types of the version that numba uses
 
-_TILE = 512       # entries of a few unpacked rows that stay in the L1 cache, a multiple of 64
-_BLOCK = 32       # entries whose sums stay in registers
-_AHEAD = 4096     # bytes: how far the memory of rows is requested while others are unpacked
+# The sums of one row: outs, ends, weights, rows, words, entries, counts. Sum number n has the terms up to ends[n] and
+# is written to the address outs[n]. Term k is weights[k] times the row at the address rows[k], or times packed row
+# number −1 − rows[k]. Packed row number p has its words at words[p] and its counts[p] entries at entries[p].
+Terms: TypeAlias = tuple[Array, Array, Array, Array, Array, Array, Array]
+
+_TILE = 1024      # entries of a few unpacked rows that stay in the L1 cache, a multiple of 64
+_AHEAD = 8192     # bytes: how far the memory of rows and of packed entries is requested in advance
 _REGISTER = 64    # bytes of a register of AVX-512
+_LINE = 64        # bytes of a cache line
+
+
+@cache
+def _hash_kernels() -> str:
+    """Return a hash of the code of this folder."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile with a cache on disk: beside this file, else in the user's cache folder, else without a cache."""
+    """Compile with a cache on disk: beside this file, else in the user's cache folder, else without a cache.
+
+    numba's cache detects changes of a kernel's own file only, and kernels call those of other files. So the name of a
+    cached kernel contains a hash of all of them.
+    """
+    function.__qualname__ += f"_{_hash_kernels()}"
     try:
         return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:
@@ -45,6 +65,10 @@ def find_processor() -> tuple[str, frozenset[str]]:
 def can_expand() -> bool:
     """Decide whether the processor has AVX-512, which adds packed rows a register at a time."""
     return find_processor()[1] >= {"+avx512f", "+avx512vl"}
+
+
+# Entries whose sums stay in registers; with AVX-512 there are twice as many of them.
+_BLOCK = 64 if can_expand() else 32
 
 
 def can_fuse_products() -> bool:
@@ -127,6 +151,18 @@ def _count_lanes(typing: Any, like: Any) -> Any:
     return types.uint64(like), lambda context, builder, signature, arguments: lanes
 
 
+@intrinsic
+def _request(typing: Any, array: Any, at: Any) -> Any:
+    """Ask for the cache line of array[at]."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        _prefetch(builder, builder.ptrtoint(builder.gep(data, [arguments[1]]), ir.IntType(64)))
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), generate
+
+
 @compiled
 def _unpack(out: Array, words: Array, entries: Array, at: Any) -> Any:
     """Write the marked entries, the first of which is entries[at], and zeros between; return the next position."""
@@ -150,6 +186,7 @@ def _unpack_fast(out: Array, words: Array, entries: Array, at: Any) -> Any:
         word = words[i]
         if at + np.uint64(64) + step > entries.size:      # a register would read behind the last entry
             return _unpack(out[64 * i :], words[i:], entries, at)
+        _request(entries, at + np.uint64(_AHEAD // entries.itemsize))
         for j in range(np.uint64(0), np.uint64(64), step):
             some = (word >> j) & mask
             _expand(out, np.uint64(64 * i) + j, entries, at, some)
@@ -197,6 +234,8 @@ def _sum_entries(
             name = f"llvm.fma.v{width}f64"
             return builder.call(llvm.get_or_insert_function(builder.module, fused, name), [weight, values, total])
 
+        for line in range(0, count.literal_value * itemsize, 64) if ahead.literal_value else ():
+            _prefetch(builder, find(target, ahead.literal_value + line))
         sums = [llvm.alloca_once(builder, totals) for _ in parts]
         for total in sums:
             builder.store(ir.Constant(totals, None), total)
@@ -258,31 +297,35 @@ def _sum_tile(
 
 
 @compiled
-def evaluate(
-    like: Array, dim: int, outs: Array, ends: Array, weights: Array, rows: Array, words: Array, entries: Array,
-    counts: Array, expand: bool,
-) -> None:
-    """Compute sums of rows of the type of `like`, given by their addresses, a tile of entries at a time.
-
-    Sum number n has the terms up to ends[n] and is written to outs[n]. Term k is the row at the address rows[k], or
-    packed row number −1 − rows[k]. Packed row number p has its words at words[p] and its counts[p] entries at
-    entries[p]; a tile of it is unpacked once for all sums. `expand` is for processors with AVX-512; the sums are the
-    same without it.
-    """
-    at = np.zeros(words.size, dtype=np.uint64)      # how many entries of each packed row have been added
-    memory = np.empty((words.size + 1) * _TILE, dtype=like.dtype)
-    aligned = -memory.ctypes.data % _REGISTER // like.itemsize      # where a store touches one cache line only
+def prepare(like: Array, terms: Terms) -> tuple[Array, Array, Array, Array]:
+    """Return what `evaluate_tiles` needs besides the terms: counts of entries, unpacked rows, exactness, addresses."""
+    outs, ends, weights, rows, words, _, _ = terms
+    # What a thread writes all the time lies in cache lines of its own, away from the memory of other threads.
+    memory = np.empty(words.size * _TILE + 4 * _LINE, dtype=like.dtype)
+    aligned = -memory.ctypes.data % _LINE // like.itemsize + _LINE
     unpacked = memory[aligned : aligned + words.size * _TILE].reshape(words.size, _TILE)
-    places = np.empty_like(rows)
+    at = np.zeros(words.size + 2 * _LINE, dtype=np.uint64)[_LINE : _LINE + words.size]      # entries added so far
+    places = np.empty(rows.size + 2 * _LINE, dtype=np.int64)[_LINE : _LINE + rows.size]
     exact = np.empty(outs.size, dtype=np.bool_)
     for n in range(outs.size):
         exact[n] = _is_exact(weights, ends[n - 1] if n else 0, ends[n])
+    return at, unpacked, exact, places
+
+
+@compiled
+def evaluate_tiles(
+    like: Array, terms: Terms, prepared: tuple[Array, Array, Array, Array], first: int, last: int, expand: bool
+) -> None:
+    """Compute the sums from entry `first`, a multiple of the tile, to entry `last`; to be called in this order."""
+    outs, ends, weights, rows, words, entries, counts = terms
+    at, unpacked, exact, places = prepared
     marks = np.empty(0, dtype=np.uint64)
-    for start in range(0, dim, _TILE):
-        size, offset = min(_TILE, dim - start), start * like.itemsize
+    for start in range(first, last, _TILE):
+        size, offset = min(_TILE, last - start), start * like.itemsize
         for p in range(words.size):
             here = carray(_at(words[p] + start // 8, marks), (size + 63) // 64)
             given = carray(_at(entries[p], like), counts[p])
+            _request(here, np.uint64(_LINE))
             if expand:
                 at[p] = _unpack_fast(unpacked[p], here, given, at[p])
             else:
@@ -293,6 +336,16 @@ def evaluate(
                 continue
             places[k] = rows[k] + offset
         _sum_tile(like, outs, ends, exact, places, weights, size, offset, words.size > 0)
+
+
+@compiled
+def evaluate(like: Array, dim: int, terms: Terms, expand: bool) -> None:
+    """Compute sums of rows of the type of `like`, given by their addresses, a tile of entries at a time.
+
+    A tile of a packed row is unpacked once for all sums. `expand` is for processors with AVX-512; the sums are the same
+    without it.
+    """
+    evaluate_tiles(like, terms, prepare(like, terms), 0, dim, expand)
 
 
 @compiled

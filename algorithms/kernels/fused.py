@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from dbo.algorithms.protocol import Array
+
+if TYPE_CHECKING:
+    from dbo.algorithms.kernels.compiled import Terms
 
 MIN_ENTRIES = 1 << 16      # entries of a row from which a kernel outweighs its call
 T = TypeVar("T")
@@ -52,15 +55,11 @@ def compile_kernels(dtype: str) -> None:
     from dbo.algorithms.kernels import marks, selection, selection_kernels
 
     form = selection.fastest_form()
-    if not is_cached(form.gather):
+    if not is_cached(form.pack):
         print("dbo: compiling kernels for wide rows, once", file=sys.stderr, flush=True)
-    number = np.dtype(dtype).type
-    one, v, w = number(1), np.zeros(64, dtype=dtype), np.ones(64, dtype=dtype)
-    words = np.zeros(1, dtype=np.uint64)
+    v, w = np.zeros(64, dtype=dtype), np.ones(64, dtype=dtype)
     evaluate([(v[None], [(1.0, w[None])])])
-    selection_kernels.sample(v, w, 1, w.copy())
-    form.gather(v, w, one, one, words, np.zeros(4096, dtype), np.zeros(4096, dtype))
-    form.settle(one, 1, words, w.copy())
+    selection.top_k(v, w, 1)
     all_finite(v[None])
     selection_kernels.narrow(w.copy(), 1.0, 1.0, 0)
     marks.compile_kernels()
@@ -104,25 +103,24 @@ def is_large(value: Any) -> bool:
 
 
 @cache
-def _can_expand() -> bool:
+def can_expand() -> bool:
     """Decide whether the processor adds packed rows faster with expanding loads."""
     return bool(_kernels().can_expand())
 
 
 def evaluate(
-    sums: Sequence[tuple[Array, Sequence[tuple[Any, Any]]]], then: Callable[[int], Any] | None = None
+    sums: Sequence[tuple[Array, Sequence[tuple[Any, Any]]]], visit: "Callable[[int, Terms], Any] | None" = None
 ) -> list[Any]:
     """Compute Σ c a of each sum (out, terms) into its `out`, all in one pass; later sums may use earlier ones.
 
-    A term is a coefficient, one number or one per row, and rows: an array, or a `RowSum`. Return then(i) of every row,
-    called by its thread when the row is finished: part of it is still in the cache.
+    A term is a coefficient, one number or one per row, and rows: an array, or a `RowSum`. `visit` is called instead of
+    the kernel, with a row's number and its terms. It evaluates them, and its results are returned.
     """
     shape, dtype = sums[0][0].shape, sums[0][0].dtype
-    kernel, like = _kernels().evaluate, np.empty(0, dtype)
     addresses = {id(a): a.ctypes.data for out, terms in sums for a in (out, *(a for _, a in terms))
                  if isinstance(a, np.ndarray)}
 
-    def evaluate_row(i: int) -> Any:
+    def list_terms(i: int) -> "Terms":
         offset = i * shape[1] * dtype.itemsize
         weights: list[float] = []
         rows: list[int] = []          # addresses, or −1 − the number of a packed row
@@ -143,13 +141,23 @@ def evaluate(
                         rows.append(-1 - packed.setdefault(id(row), (len(packed), row))[0])
             ends.append(len(rows))
         given = [row for _, row in packed.values()]
-        kernel(
-            like, shape[1], np.array([addresses[id(out)] + offset for out, _ in sums]), np.array(ends),
-            np.array(weights, dtype=np.float64), np.array(rows, dtype=np.int64),
-            np.array([row.words.ctypes.data for row in given], dtype=np.int64),
-            np.array([row.entries.ctypes.data for row in given], dtype=np.int64),
-            np.array([row.entries.size for row in given], dtype=np.int64), _can_expand(),
+        return (
+            _integers([addresses[id(out)] + offset for out, _ in sums]), _integers(ends),
+            np.array(weights, dtype=np.float64), _integers(rows), _integers([row.words.ctypes.data for row in given]),
+            _integers([row.entries.ctypes.data for row in given]), _integers([row.entries.size for row in given]),
         )
-        return None if then is None else then(i)
+
+    def evaluate_row(i: int) -> Any:
+        terms = list_terms(i)
+        return evaluate_terms(terms, shape[1], dtype) if visit is None else visit(i, terms)
 
     return map_rows(evaluate_row, shape[0])
+
+
+def evaluate_terms(terms: "Terms", dim: int, dtype: Any) -> None:
+    """Compute the sums of one row."""
+    _kernels().evaluate(np.empty(0, dtype), dim, terms, can_expand())
+
+
+def _integers(values: list[int]) -> Array:
+    return np.array(values, dtype=np.int64)

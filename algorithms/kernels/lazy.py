@@ -154,10 +154,10 @@ def unwrap_rows(values: Sequence[Any]) -> list[Any]:
     return [unwrap(value) for value in values]
 
 
-def map_difference(rows: Rows, function: Callable[[Array, Array], T]) -> list[T] | None:
-    """Return function(a_i, b_i) of every row of rows that are a − b, pending; None if they are not.
+def map_difference(rows: Rows, function: Callable[[int, Array, Array, Any], T]) -> list[T] | None:
+    """Return function(i, a_i, b_i, terms) of every row of rows that are a − b, pending; None if they are not.
 
-    What is pending of a and b is evaluated; a row's function is called as soon as the row is.
+    The terms are what is pending of a_i and b_i: the function evaluates them. None if nothing is.
     """
     terms = rows._sum.terms
     if len(terms) != 2 or not all(isinstance(source, _Sum) for _, source in terms):
@@ -172,10 +172,10 @@ def map_difference(rows: Rows, function: Callable[[Array, Array], T]) -> list[T]
     results, programs = _plan(group)
     v, reference = results.get(a, a.array), results.get(b, b.array)
 
-    def call(i: int) -> T:
-        return function(v[i], reference[i])
+    def visit(i: int, pending: Any = None) -> T:
+        return function(i, v[i], reference[i], pending)
 
-    found: list[T] = fused.evaluate(programs, call) if programs else fused.map_rows(call, rows.shape[0])
+    found: list[T] = fused.evaluate(programs, visit) if programs else fused.map_rows(visit, rows.shape[0])
     for total, array in results.items():
         total.keep(array)
     return found

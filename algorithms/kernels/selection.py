@@ -1,12 +1,13 @@
 """Select the exact top-k of a wide residual.
 
-A regular sample brackets the k-th largest magnitude. One pass over the row (`gather`) packs the entries that are not
-below the bracket. The threshold is found among the few entries inside the bracket. A pass over the packed entries
-(`settle`) removes those below the threshold. If the sample was misleading, the bracket is widened: that costs time, but
-the selection stays exact. `selection_kernels.py` has the passes, in three forms.
+The last selection of the same channel, or else a regular sample, gives a bound below the k-th largest magnitude. One
+pass over the row (`pack`) packs the entries that are not below the bound; it evaluates the row's pending sums at the
+same time. A sample of the packed entries brackets the threshold, which is found among the few inside (`find`). A pass
+over the packed entries (`settle`) removes those below it. If a bound was misleading, it is widened: that costs time,
+but the selection stays exact. `selection_kernels.py` has the passes, in three forms.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from threading import local
 from typing import Any
 
@@ -15,13 +16,13 @@ import numpy as np
 from dbo.algorithms.compression.compressors import keep_largest
 from dbo.algorithms.compression.grid import Grid, quantize_entries
 from dbo.algorithms.gossip import Packed, PackedRow
-from dbo.algorithms.kernels.compiled import find_processor
-from dbo.algorithms.kernels.fused import map_rows
+from dbo.algorithms.kernels.compiled import Terms, find_processor
+from dbo.algorithms.kernels.fused import can_expand, evaluate_terms, map_rows
 from dbo.algorithms.kernels.lazy import Rows, map_difference, unwrap
-from dbo.algorithms.kernels.selection_kernels import AVX2, AVX512, BUCKETS, SCALAR, Form, narrow, sample
+from dbo.algorithms.kernels.selection_kernels import AVX2, AVX512, BUCKETS, CHUNK, SCALAR, Form, narrow, sample
 from dbo.algorithms.protocol import Array
 
-_SAMPLE = 8192    # entries of the sample: more cause more cache misses, fewer a wider bracket
+_SAMPLE = 4096    # entries of a sample: more cause more cache misses, fewer a wider bracket
 
 
 # Fastest first: a form, and what it needs in the words of LLVM.
@@ -41,7 +42,7 @@ def choose_form(processor: str, features: frozenset[str]) -> Form:
     """Return the fastest form for a processor."""
     form = next(iter(usable_forms(features).values()))
     # AVX2 deposits marks with an instruction that is slow microcode on the first two generations of Zen.
-    return Form(form.gather, SCALAR.settle) if form is AVX2 and processor in ("znver1", "znver2") else form
+    return form._replace(settle=SCALAR.settle) if form is AVX2 and processor in ("znver1", "znver2") else form
 
 
 @cache
@@ -50,9 +51,12 @@ def fastest_form() -> Form:
     return choose_form(*find_processor())
 
 
-def pack_largest(rows: Rows, k: int, bits: int | None, log: bool) -> Packed:
-    """Return the message of the k largest entries of every row, quantized unless `bits` is None."""
-    found, dim = select_rows(rows, k), rows.shape[1]
+def pack_largest(rows: Rows, k: int, bits: int | None, log: bool, channel: str = "") -> Packed:
+    """Return the message of the k largest entries of every row, quantized unless `bits` is None.
+
+    The last selection of the same channel says where to expect the threshold.
+    """
+    found, dim = select_rows(rows, k, channel), rows.shape[1]
     if bits is None:
         return Packed(tuple(found), dim, kept=k)
     quantized = map_rows(lambda i: quantize_row(found[i], dim, bits, log), len(found))
@@ -72,13 +76,35 @@ def quantize_row(row: PackedRow, dim: int, bits: int, log: bool) -> tuple[Packed
     return PackedRow(words, entries), scale, span
 
 
-def select_rows(rows: Rows, k: int) -> list[PackedRow]:
+def select_rows(rows: Rows, k: int, channel: str = "") -> list[PackedRow]:
     """Pack the k largest entries of every row; a pending difference a − b is not stored."""
-    found = map_difference(rows, lambda v, reference: top_k(v, reference, k))
+    last = _thresholds(channel, k, *rows.shape)
+
+    def select(i: int, v: Array, reference: Array, terms: Terms | None = None) -> PackedRow:
+        row, least = top_k(v, reference, k, expect_threshold(last[i]), terms)
+        last[i] = last[i][1], least
+        return row
+
+    found = map_difference(rows, select)
     if found is not None:
         return found
     a, zeros = unwrap(rows), _zeros(rows.shape[1], rows.dtype)
-    return map_rows(lambda i: top_k(a[i], zeros, k), len(a))
+    return map_rows(lambda i: select(i, a[i], zeros), len(a))
+
+
+@lru_cache(maxsize=256)
+def _thresholds(channel: str, k: int, rows: int, dim: int) -> list[tuple[float, float]]:
+    """Return the last two thresholds of each row; 0 is none.
+
+    Other rows may have the same key, in another block of this process: a wrong expectation costs time, nothing else.
+    """
+    return [(0.0, 0.0)] * rows
+
+
+def expect_threshold(last: tuple[float, float]) -> float:
+    """Return a bound that the next threshold will hardly fall below: a tenth below the last one and its trend."""
+    before, latest = last
+    return 0.9 * latest * min(1.0, max(0.5, latest / before)) if before else 0.9 * latest
 
 
 @cache
@@ -86,35 +112,85 @@ def _zeros(dim: int, dtype: Any) -> Array:
     return np.zeros(dim, dtype)
 
 
-def top_k(v: Array, reference: Array, k: int) -> PackedRow:
-    """Pack the k largest |v − reference| of a row, ties by position, NaN first."""
-    form = fastest_form()
-    dim, number = v.size, v.dtype.type
+@cache
+def _no_terms() -> Terms:
+    none = np.empty(0, dtype=np.int64)
+    return none, none, np.empty(0), none, none, none, none
+
+
+def top_k(
+    v: Array, reference: Array, k: int, expected: float = 0.0, terms: Terms | None = None
+) -> tuple[PackedRow, float]:
+    """Pack the k largest |v − reference| of a row, ties by position, NaN first; return its threshold, too.
+
+    `expected` is a bound below the threshold, 0 for none. `terms` are pending sums that write v or the reference. If
+    the bound holds, they are evaluated and packed in one pass.
+    """
+    form, dim, number = fastest_form(), v.size, v.dtype.type
     tiny = np.nextafter(number(0), number(1))
+    words = np.empty(-(-dim // 64), dtype=np.uint64)
+    entries, found = _borrow(min(k + k // 2, dim) + 2 * CHUNK, v.dtype)
+    low, count = number(expected), -1
+    if low > 0:
+        count = form.pack(terms or _no_terms(), can_expand(), v, reference, low, words, entries)
+    elif terms is not None:
+        evaluate_terms(terms, dim, v.dtype)
+    if count < k:
+        low = max(_sample_threshold(v, reference, k), tiny)
+        count = form.pack(_no_terms(), can_expand(), v, reference, low, words, entries)
+    if count < k and not (count >= 0 and low == tiny):      # a misleading sample
+        entries, found = np.empty(dim + 2 * CHUNK, dtype=v.dtype), np.empty(dim + 2 * CHUNK, dtype=v.dtype)
+        low = tiny
+        count = form.pack(_no_terms(), can_expand(), v, reference, low, words, entries)
+    packed = entries[:count]
+    least, ties, has_nan = tiny, dim, False
+    if count >= k:
+        least, ties, has_nan = _find_threshold(form, packed, k, tiny, found)
+    else:                                                   # fewer than k are nonzero, and zeros are not sent
+        has_nan = bool(np.isnan(packed).any())
+    if has_nan:
+        return _top_k_with_nan(v, reference, k), 0.0
+    out = np.empty(min(k, count), dtype=v.dtype)
+    form.settle(least, ties, words, packed, out)
+    return PackedRow(words, out), float(least)
+
+
+def _bracket(sampled: Array, at: float) -> tuple[Any, Any]:
+    """Return values of a sample that the value at the rank `at`, of all values in ascending order, lies between.
+
+    They are four standard deviations of the rank away; −1 and inf are where the sample ends before.
+    """
+    number, share = sampled.dtype.type, at / sampled.size
+    off = 4 * np.sqrt(sampled.size * share * (1 - share)) + 2
+    ends = [i for i in (int(at - off), int(at + off)) if 0 <= i < sampled.size]
+    if ends:
+        sampled.partition(ends)
+    low = sampled[int(at - off)] if at > off else number(-1)
+    high = sampled[int(at + off)] if at + off < sampled.size else number(np.inf)
+    return low, high
+
+
+def _sample_threshold(v: Array, reference: Array, k: int) -> Any:
+    """Return a bound below the k-th largest |v − reference|, from a regular sample."""
+    dim = v.size
     stride = dim // _SAMPLE | 1
     stride -= 2 if stride % 5 == 0 else 0      # rows are features × classes, often with a multiple of 5 classes
     sampled = np.empty(dim // stride, dtype=v.dtype)
     sample(v, reference, stride, sampled)
-    at, off = sampled.size * (1 - k / dim), 4 * np.sqrt(sampled.size * k / dim * (1 - k / dim)) + 2
-    ends = [i for i in (int(at - off), int(at + off)) if 0 <= i < sampled.size]
-    if ends:
-        sampled.partition(ends)
-    low = max(sampled[int(at - off)], tiny) if at > off else tiny
-    high = sampled[int(at + off)] if at + off < sampled.size else number(np.inf)
-    words = np.empty(-(-dim // 64), dtype=np.uint64)
-    entries, found = _borrow(min(k + int(2 * off / sampled.size * dim), dim) + 4096, v.dtype)
-    count, inside, has_nan = form.gather(v, reference, low, high, words, entries, found)
-    if count < 0 or not (count - inside < k and (k <= count or low == tiny)):      # misleading sample
-        entries, found = np.empty(dim + 4096, dtype=v.dtype), np.empty(dim + 4096, dtype=v.dtype)
-        count, inside, has_nan = form.gather(v, reference, tiny, number(np.inf), words, entries, found)
+    return _bracket(sampled, sampled.size * (1 - k / dim))[0]
+
+
+def _find_threshold(form: Form, packed: Array, k: int, tiny: Any, found: Array) -> tuple[Any, int, bool]:
+    """Return the k-th largest magnitude, how many equal to it belong to the k largest, and whether an entry is NaN."""
+    sampled = np.abs(packed[:: packed.size // _SAMPLE + 1])
+    low, high = _bracket(sampled, sampled.size * (1 - k / packed.size))
+    above, inside, has_nan = form.find(packed, max(low, tiny), high, found)
+    if not has_nan and not above < k <= above + inside:      # a misleading sample
+        above, inside, has_nan = form.find(packed, tiny, packed.dtype.type(np.inf), found)
     if has_nan:
-        return _top_k_with_nan(v, reference, k)
-    least, ties = tiny, dim
-    if count >= k:                              # else fewer than k are nonzero, and zeros are not sent
-        least, above = find_rank(found[:inside], count - k)
-        ties = k - (count - inside) - above
-    count = form.settle(least, ties, words, entries)
-    return PackedRow(words, entries[:count].copy())      # the message takes no more memory than its entries
+        return tiny, 0, True
+    least, larger = find_rank(found[:inside], inside - (k - above))
+    return least, k - above - larger, False
 
 
 _memory = local()

@@ -3,8 +3,7 @@
 The scalar form visits the marked entries one by one, on any processor. The vector forms process a register of entries
 at a time: they move the marked ones to its front and store the whole register, so that the next store overwrites what
 is behind them. AVX-512 has an instruction for that. A compressing store to memory would be slow microcode on AMD's
-processors. AVX2 permutes the register by a table. Everything is in one file because numba's cache detects changes of
-one file only.
+processors. AVX2 permutes the register by a table.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 from numba.core import cgutils, types
 from numba.cpython.unsafe import numbers
 
-from dbo.algorithms.kernels.compiled import compiled, count_marks, intrinsic
+from dbo.algorithms.kernels.compiled import Terms, compiled, count_marks, evaluate_tiles, intrinsic, prepare
 from dbo.algorithms.protocol import Array
 
 llvm: Any = cgutils
@@ -21,15 +20,16 @@ ir = llvm.ir              # LLVM's types of the version that numba uses
 tuple_of: Any = types.UniTuple
 trailing_zeros: Any = numbers.trailing_zeros
 
-_CHUNK = 2048     # entries that stay in the L1 cache between two loops over them
+CHUNK = 16384     # entries that stay in the L2 cache between two loops over them, a multiple of a tile
 _EIGHT_TO_ONE, _TOP = np.uint64(0x0102040810204080), np.uint64(56)
 BUCKETS = 1024    # of the histogram that finds a threshold
 
 
 class Form(NamedTuple):
-    """The two passes of a selection."""
+    """The passes of a selection."""
 
-    gather: Any
+    pack: Any
+    find: Any
     settle: Any
 
 
@@ -63,29 +63,31 @@ def narrow(values: Array, lowest: float, scale: float, rank: int) -> tuple[int, 
 
 
 @compiled
-def gather(
-    a: Array, b: Array, low: float, high: float, words: Array, entries: Array, found: Array
-) -> tuple[Any, Any, bool]:
-    """Pack all of a − b that is not below `low` > 0 in magnitude, and collect the magnitudes up to `high` among it.
+def pack(
+    terms: Terms, expand: bool, a: Array, b: Array, low: float, words: Array, entries: Array
+) -> Any:
+    """Evaluate sums, and pack all of a − b that is not below `low` > 0 in magnitude, NaN too; return how many.
 
-    Return how many entries were packed (−1: more than fit), how many magnitudes were collected, and whether an entry is
-    NaN.
+    `a` and `b` may be rows that the sums write: entries are packed while they are in the cache. Return −1 if they do
+    not fit; the sums are evaluated nevertheless.
     """
     at: Any = np.uint64(0)
-    inside: Any = np.uint64(0)
-    has_nan = False
-    r = np.empty(_CHUNK, dtype=a.dtype)
-    mark = np.zeros(_CHUNK, dtype=np.uint8)
+    is_full, prepared = False, prepare(a, terms)
+    r = np.empty(CHUNK, dtype=a.dtype)
+    mark = np.zeros(CHUNK, dtype=np.uint8)
     marks = mark.view(np.uint64)
-    for start in range(0, a.size, _CHUNK):
-        if at + _CHUNK > entries.size:
-            return np.int64(-1), np.int64(0), False
-        p, q = a[start : start + _CHUNK], b[start : start + _CHUNK]    # views: an offset would prevent vectorization
+    for start in range(0, a.size, CHUNK):
+        if terms[0].size > 0:
+            evaluate_tiles(a, terms, prepared, start, min(start + CHUNK, a.size), expand)
+        is_full |= at + CHUNK > entries.size
+        if is_full:
+            continue
+        p, q = a[start : start + CHUNK], b[start : start + CHUNK]    # views: an offset would prevent vectorization
         for i in range(p.size):
             r[i] = p[i] - q[i]
         for i in range(p.size):
             mark[i] = np.uint8(0) if abs(r[i]) < low else np.uint8(1)
-        for i in range(p.size, _CHUNK):
+        for i in range(p.size, CHUNK):
             mark[i] = 0
         here = words[start // 64 :]
         for i in range((p.size + 63) // 64):
@@ -95,48 +97,64 @@ def gather(
             here[i] = word
             base = np.uint64(64 * i)
             while word != 0:
-                v = r[base + trailing_zeros(word)]
-                entries[at] = v
+                entries[at] = r[base + trailing_zeros(word)]
                 at += np.uint64(1)
-                found[inside] = abs(v)
-                inside += np.uint64(abs(v) <= high)
-                has_nan |= v != v
                 word &= word - np.uint64(1)
-    return np.int64(at), np.int64(inside), has_nan
+    return np.int64(-1) if is_full else np.int64(at)
 
 
 @compiled
-def _settle_some(
-    least: float, ties: int, word: Any, entries: Array, read: Any, at: Any
-) -> tuple[Any, Any, Any, int]:
-    """Settle the marks of one word, moving its entries from `read` to `at`; return the kept marks and the positions."""
-    kept = word
-    while word != 0:
-        bit = trailing_zeros(word)
-        v = entries[read]
-        read += np.uint64(1)
-        word &= word - np.uint64(1)
-        if abs(v) > least or (abs(v) == least and ties > 0):
-            if abs(v) == least:
-                ties -= 1
-            entries[at] = v
-            at += np.uint64(1)
-        else:
-            kept ^= np.uint64(1) << bit
-    return kept, read, at, ties
+def find(entries: Array, low: float, high: float, found: Array) -> tuple[Any, Any, bool]:
+    """Collect the magnitudes from `low` to `high`; return how many are above, how many were collected, any NaN."""
+    above, inside, has_nan = _find_rest(entries, low, high, found, 0, np.uint64(0), np.uint64(0), False)
+    return above, inside, has_nan
 
 
 @compiled
-def settle(least: float, ties: int, words: Array, entries: Array) -> int:
-    """Keep the packed entries above `least` and the first `ties` equal to it; return their number."""
+def _find_rest(
+    entries: Array, low: float, high: float, found: Array, start: Any, above: Any, inside: Any, has_nan: bool
+) -> tuple[Any, Any, bool]:
+    """`find` from entry `start` on, entry by entry."""
+    for i in range(start, entries.size):
+        size = abs(entries[i])
+        found[inside] = size
+        inside += np.uint64(low <= size <= high)
+        above += np.uint64(size > high)
+        has_nan |= size != size
+    return np.int64(above), np.int64(inside), has_nan
+
+
+@compiled
+def _settle_one(least: float, ties: int, v: float, out: Array, at: Any) -> tuple[Any, int]:
+    """Write the entry to out[at] if it is kept; return whether it is, and the ties that are left."""
+    if abs(v) > least or (abs(v) == least and ties > 0):
+        out[at] = v
+        return np.uint64(1), ties - 1 if abs(v) == least else ties
+    return np.uint64(0), ties
+
+
+@compiled
+def settle(least: float, ties: int, words: Array, entries: Array, out: Array) -> int:
+    """Keep the packed entries above `least` and the first `ties` equal to it; write them to `out`; return how many.
+
+    `words` keep their marks.
+    """
     at: Any = np.uint64(0)
     read: Any = np.uint64(0)
     for i in range(words.size):
-        words[i], read, at, ties = _settle_some(least, ties, words[i], entries, read, at)
+        word = words[i]
+        kept = word
+        while word != 0:
+            is_kept, ties = _settle_one(least, ties, entries[read], out, at)
+            kept ^= (np.uint64(1) - is_kept) << trailing_zeros(word)
+            at += is_kept
+            read += np.uint64(1)
+            word &= word - np.uint64(1)
+        words[i] = kept
     return int(at)
 
 
-SCALAR = Form(gather, settle)
+SCALAR = Form(pack, find, settle)
 
 
 # ---- vector forms ----------------------------------------------------------------------------------------------------
@@ -210,12 +228,12 @@ class Lanes:
         """Return a mask as a 64-bit integer, the first lane lowest."""
         return self.builder.zext(self.builder.bitcast(mask, ir.IntType(self.count)), ir.IntType(64))
 
-    def pair(self, signature: Any, first: Any, second: Any) -> Any:
-        return self.context.make_tuple(self.builder, signature.return_type, (self.bits(first), self.bits(second)))
+    def masks(self, signature: Any, *masks: Any) -> Any:
+        return self.context.make_tuple(self.builder, signature.return_type, tuple(map(self.bits, masks)))
 
 
 _WORD = types.uint64
-_TWO_WORDS = tuple_of(types.uint64, 2)
+_TWO_WORDS, _THREE_WORDS = tuple_of(types.uint64, 2), tuple_of(types.uint64, 3)
 
 
 @intrinsic
@@ -246,50 +264,44 @@ def _pack(typing: Any, register: Any, a: Any, b: Any, i: Any, low: Any, entries:
 
 
 @intrinsic
-def _find(typing: Any, register: Any, entries: Any, i: Any, high: Any, found: Any, at: Any) -> Any:
-    """Pack a register of magnitudes up to `high` of entries[i:] to found[at:]; return the masks of those and of NaN."""
+def _find(typing: Any, register: Any, entries: Any, i: Any, low: Any, high: Any, found: Any, at: Any) -> Any:
+    """Pack a register of magnitudes from `low` to `high` of entries[i:] to found[at:].
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        do = Lanes(context, builder, entries, register.literal_value)
-        _, packed, i, high, magnitudes, at = arguments
-        r = do.load(do.address(entries, packed, i))
-        size = do.magnitude(r)
-        inside = builder.fcmp_ordered("<=", size, do.broadcast(high))
-        do.store(do.compress(size, inside), do.address(found, magnitudes, at))
-        return do.pair(signature, inside, builder.fcmp_unordered("uno", r, r))
-
-    return _TWO_WORDS(register, entries, _WORD, entries.dtype, found, _WORD), generate
-
-
-@intrinsic
-def _keep(typing: Any, register: Any, entries: Any, read: Any, least: Any, at: Any) -> Any:
-    """Move the entries of a register at `read` that are above `least` to `at`; return the masks of those and of ties.
-
-    If there are ties, nothing is moved.
+    Return the masks of those, of those above, and of NaN.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         do = Lanes(context, builder, entries, register.literal_value)
-        _, packed, read, least, at = arguments
+        _, packed, i, low, high, magnitudes, at = arguments
+        size = do.magnitude(do.load(do.address(entries, packed, i)))
+        above = builder.fcmp_ordered(">", size, do.broadcast(high))
+        inside = builder.and_(
+            builder.fcmp_ordered(">=", size, do.broadcast(low)), builder.fcmp_ordered("<=", size, do.broadcast(high)))
+        do.store(do.compress(size, inside), do.address(found, magnitudes, at))
+        return do.masks(signature, inside, above, builder.fcmp_unordered("uno", size, size))
+
+    return _THREE_WORDS(register, entries, _WORD, entries.dtype, entries.dtype, found, _WORD), generate
+
+
+@intrinsic
+def _keep(typing: Any, register: Any, entries: Any, read: Any, least: Any, out: Any, at: Any) -> Any:
+    """Write the entries of a register at `read` that are above `least` to out[at:].
+
+    Return the masks of those and of ties. If there are ties, nothing is written.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        do = Lanes(context, builder, entries, register.literal_value)
+        _, packed, read, least, target, at = arguments
         v = do.load(do.address(entries, packed, read))
         size, bound = do.magnitude(v), do.broadcast(least)
         equal, above = builder.fcmp_ordered("==", size, bound), builder.fcmp_ordered(">", size, bound)
         tied = builder.icmp_unsigned("!=", do.bits(equal), ir.Constant(ir.IntType(64), 0))
         with builder.if_then(builder.not_(tied)):
-            do.store(do.compress(v, above), do.address(entries, packed, at))
-        return do.pair(signature, above, equal)
+            do.store(do.compress(v, above), do.address(out, target, at))
+        return do.masks(signature, above, equal)
 
-    return _TWO_WORDS(register, entries, _WORD, entries.dtype, _WORD), generate
-
-
-@compiled
-def _settle_one(least: float, ties: int, entries: Array, read: Any, at: Any) -> tuple[Any, int]:
-    """Move entry number `read` to `at` if it is kept; return whether it is, and the ties that are left."""
-    v = entries[read]
-    if abs(v) > least or (abs(v) == least and ties > 0):
-        entries[at] = v
-        return np.uint64(1), ties - 1 if abs(v) == least else ties
-    return np.uint64(0), ties
+    return _TWO_WORDS(register, entries, _WORD, entries.dtype, out, _WORD), generate
 
 
 @compiled
@@ -307,11 +319,9 @@ def _deposit_flags(flags: Array, words: Array) -> None:
 
 
 @compiled
-def _gather_rest(
-    a: Array, b: Array, low: float, high: float, words: Array, entries: Array, found: Array, whole: int, at: Any,
-    seen: Any, inside: Any, has_nan: bool,
-) -> tuple[Any, Any, bool]:
-    """Finish a `gather`: the entries of the last word, and the packed ones that do not fill a register."""
+def _pack_last_word(a: Array, b: Array, low: float, words: Array, entries: Array, at: Any) -> Any:
+    """Pack the entries of the last word, if it is not a whole one; return the next position."""
+    whole = a.size // 64
     if whole < words.size:
         word = np.uint64(0)
         for i in range(64 * whole, a.size):
@@ -321,74 +331,73 @@ def _gather_rest(
                 at += np.uint64(1)
                 word |= np.uint64(1) << np.uint64(i - 64 * whole)
         words[whole] = word
-    for i in range(seen, at):
-        v = entries[i]
-        if abs(v) <= high:
-            found[inside] = abs(v)
-            inside += np.uint64(1)
-        has_nan |= v != v
-    return np.int64(at), np.int64(inside), has_nan
+    return at
 
 
 def make_vector_form(register: int) -> Form:
     """Compile the form that works on registers of so many bytes."""
 
     @compiled
-    def gather(
-        a: Array, b: Array, low: float, high: float, words: Array, entries: Array, found: Array
-    ) -> tuple[Any, Any, bool]:
-        """`gather`, a register at a time; packed entries are searched while they are in the L1 cache."""
+    def pack(
+        terms: Terms, expand: bool, a: Array, b: Array, low: float, words: Array, entries: Array
+    ) -> Any:
+        """`pack`, a register at a time."""
         at: Any = np.uint64(0)
-        seen: Any = np.uint64(0)
-        inside: Any = np.uint64(0)
-        nan = np.uint64(0)
         step = np.uint64(register // a.itemsize)
-        whole = a.size // 64
-        for start in range(0, a.size, _CHUNK):
-            if at + _CHUNK + step > entries.size:
-                return np.int64(-1), np.int64(0), False
-            for i in range(start // 64, min(start + _CHUNK, a.size) // 64):
+        is_full, prepared = False, prepare(a, terms)
+        for start in range(0, a.size, CHUNK):
+            if terms[0].size > 0:
+                evaluate_tiles(a, terms, prepared, start, min(start + CHUNK, a.size), expand)
+            is_full |= at + CHUNK + step > entries.size
+            if is_full:
+                continue
+            for i in range(start // 64, min(start + CHUNK, a.size) // 64):
                 word = np.uint64(0)
                 for j in range(np.uint64(0), np.uint64(64), step):
                     some = _pack(register, a, b, np.uint64(64 * i) + j, low, entries, at)
                     at += count_marks(some)
                     word |= some << j
                 words[i] = word
-            while seen + step <= at:
-                some, bad = _find(register, entries, seen, high, found, inside)
-                seen += step
-                inside += count_marks(some)
-                nan |= bad
-        packed, kept, has_nan = _gather_rest(a, b, low, high, words, entries, found, whole, at, seen, inside, nan != 0)
-        return packed, kept, has_nan
+        return np.int64(-1) if is_full else np.int64(_pack_last_word(a, b, low, words, entries, at))
 
     @compiled
-    def settle(least: float, ties: int, words: Array, entries: Array) -> int:
+    def find(entries: Array, low: float, high: float, found: Array) -> tuple[Any, Any, bool]:
+        """`find`, a register at a time."""
+        above, inside, nan = np.uint64(0), np.uint64(0), np.uint64(0)
+        step, start = np.uint64(register // entries.itemsize), np.uint64(0)
+        while start + step <= entries.size and inside + step <= found.size:
+            some, more, bad = _find(register, entries, start, low, high, found, inside)
+            start += step
+            inside += count_marks(some)
+            above += count_marks(more)
+            nan |= bad
+        larger, kept, has_nan = _find_rest(entries, low, high, found, np.int64(start), above, inside, nan != 0)
+        return larger, kept, has_nan
+
+    @compiled
+    def settle(least: float, ties: int, words: Array, entries: Array, out: Array) -> int:
         """`settle`, a register of packed entries at a time; ties are resolved one by one, by position."""
-        total = np.uint64(0)
-        for i in range(words.size):
-            total += count_marks(words[i])
+        total = np.uint64(entries.size)
         flags = np.zeros(total // np.uint64(64) + np.uint64(2), np.uint64)
         at, read = np.uint64(0), np.uint64(0)
         step = np.uint64(register // entries.itemsize)
         while read < total:
-            above = np.uint64(0)
-            if read + step <= total:
-                above, equal = _keep(register, entries, read, least, at)
+            if read + step <= total and at + step <= out.size:
+                above, equal = _keep(register, entries, read, least, out, at)
                 if equal == 0:
                     flags[read >> np.uint64(6)] |= above << (read & np.uint64(63))
                     at += count_marks(above)
                     read += step
                     continue
             for _ in range(min(step, total - read)):
-                kept, ties = _settle_one(least, ties, entries, read, at)
+                kept, ties = _settle_one(least, ties, entries[read], out, at)
                 flags[read >> np.uint64(6)] |= kept << (read & np.uint64(63))
                 at += kept
                 read += np.uint64(1)
         _deposit_flags(flags, words)
         return int(at)
 
-    return Form(gather, settle)
+    return Form(pack, find, settle)
 
 
 AVX512, AVX2 = make_vector_form(64), make_vector_form(32)

@@ -30,9 +30,9 @@ def keep_largest(
         threshold, bit, count = word[0], top, dim
         while bit and count != k:
             word[0] = threshold | bit
-            reached = 0
+            reached, least = np.int32(0), word[0]      # 32 bits: more counts in a register
             for j in range(dim):
-                reached += magnitudes[j] >= word[0]
+                reached = np.int32(reached + (magnitudes[j] >= least))
             if reached >= k:
                 threshold, count = word[0], reached
             bit = bit >> one
@@ -86,6 +86,18 @@ def measure_rows(
         table[i, 2] = dim if is_whole else count
 
 
+@compiled
+def multiply_sparse(indptr: Array, indices: Array, weights: Array, rows: Array, out: Array) -> None:
+    """Write W @ rows to `out`, for W in CSR form: terms in the order of the columns, each product and sum rounded."""
+    for i in range(out.shape[0]):
+        total = out[i]
+        total[:] = 0
+        for k in range(indptr[i], indptr[i + 1]):
+            weight, row = weights[k], rows[indices[k]]
+            for j in range(row.size):
+                total[j] += weight * row[j]
+
+
 def compile_loops(dtype: str) -> None:
     """Compile the loops for floats of one type, or load them from the cache."""
     rows, kind = np.ones((1, 2), dtype), np.dtype(f"u{np.dtype(dtype).itemsize}")
@@ -93,3 +105,5 @@ def compile_loops(dtype: str) -> None:
     keep_largest(rows.view(kind), 1, kind.type(1), kind.type(2), kind.type(2), word, word, rows.view(kind))
     integers = np.zeros((1, 3), np.int64)
     measure_rows(rows, integers[0], 4, 0, 1, 0, integers[0], integers)
+    ends = np.zeros(2, np.int32)      # as in a small matrix of SciPy
+    multiply_sparse(ends, ends[:0], rows[0], rows, rows.copy())

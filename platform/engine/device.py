@@ -18,7 +18,7 @@ from scipy import sparse
 from threadpoolctl import ThreadpoolController
 
 from dbo.algorithms.api import Array
-from dbo.algorithms.kernels import fused
+from dbo.algorithms.kernels import fused, short
 from dbo.platform.errors import RunError
 from dbo.platform.network.decoding import EncodedRow
 from dbo.tasks.api import Shard as TaskShard
@@ -98,12 +98,23 @@ def _multiply(weights: sparse.csr_array, rows: Array) -> Array:
     """
     step = max(16, _CACHED_BYTES // max(1, len(rows) * rows.itemsize))
     if step >= rows.shape[1]:
-        whole: Array = weights @ rows
+        loops = short.imported_loops(rows) if _rounds_products() else None
+        whole: Array = weights @ rows if loops is None else short.multiply_sparse(loops, weights, rows)
         return whole
     mixed: Array = np.empty((weights.shape[0], rows.shape[1]), dtype=rows.dtype)
     for start in range(0, rows.shape[1], step):
         mixed[:, start : start + step] = weights @ np.ascontiguousarray(rows[:, start : start + step])
     return mixed
+
+
+@cache
+def _rounds_products() -> bool:
+    """Decide whether SciPy rounds a product before it adds it, as the compiled loops do: on ARM it may not."""
+    rows = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    total = np.zeros_like(rows)
+    for k, row in enumerate(rows):
+        total += rows[:, k : k + 1] * row
+    return bool(np.array_equal(sparse.csr_array(rows) @ rows, total))
 
 
 class Torch:

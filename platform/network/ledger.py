@@ -10,6 +10,7 @@ only; `Ledger.merge` combines blocks. Two counts are kept separate:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import fsum
 from typing import Any, Self
 
@@ -24,7 +25,19 @@ Counts = NDArray[np.int64]
 
 _MEBIBYTE = 1 << 20
 _NOMINAL = 3             # column of a channel's table beside the three of `codecs.Table`
+_MAX_PENDING = 8         # sums of packets; in a star the receivers change from round to round
 _CHANNEL = "channel."    # prefix of a channel's table in an export
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Packets of all rows with the same channels and receivers, which are counted when somebody reads the counts."""
+
+    receivers: Counts
+    header: Counts
+    tables: dict[str, Counts]      # channel → (nodes, 3)
+    kept: dict[str, int]
+    packets: int = 0
 
 
 class Ledger:
@@ -35,12 +48,11 @@ class Ledger:
         self.degree: Counts = np.array(degree, dtype=np.int64)
         if self.ids.shape != self.degree.shape or len(set(self.ids.tolist())) != self.ids.size:
             raise ValueError(f"a ledger needs distinct nodes and a degree for each, got {self.ids} and {self.degree}")
-        self.packets: Counts = np.zeros_like(self.ids)      # (nodes,) packets that each node has sent
-        self.header: Counts = np.zeros_like(self.ids)       # (nodes,) bytes of them outside of bodies
-        # (nodes, 3) bytes counted once per receiver: whole packets, bodies, values.
-        self.received: Counts = np.zeros((self.ids.size, 3), dtype=np.int64)
-        self._tables: dict[str, Counts] = {}                # channel → (nodes, 4)
-        self._everybody: Counts = np.ones_like(self.ids)
+        self._packets: Counts = np.zeros_like(self.ids)
+        self._header: Counts = np.zeros_like(self.ids)
+        self._received: Counts = np.zeros((self.ids.size, 3), dtype=np.int64)
+        self._channels: dict[str, Counts] = {}              # channel → (nodes, 4)
+        self._pending: dict[tuple[int, tuple[str, ...]], _Sum] = {}
 
     def record(
         self, messages: Mapping[str, Message | Packed], sizes: PacketSizes,
@@ -50,21 +62,73 @@ class Ledger:
 
         In a star `sends` are the rows that send a packet, and `receivers` the numbers of nodes that receive it.
         """
-        all_send = sends is None or bool(np.logical_and.reduce(sends))
-        sent = self._everybody if sends is None or all_send else sends.astype(np.int64)
         receivers = self.degree if receivers is None else receivers
-        self.packets += sent
-        self.header += sizes.header if all_send else sent * sizes.header
-        bodies = np.zeros((self.ids.size, 3), dtype=np.int64)
+        if sends is not None and not np.logical_and.reduce(sends):
+            self._settle()
+            self._add(sends.astype(np.int64), receivers, sizes.header, sizes.tables, {
+                name: message.kept for name, message in messages.items()})
+            return
+        key = id(receivers), tuple(sizes.tables)            # `receivers` is kept: no other array has its number
+        total = self._pending.get(key)
+        if total is None:
+            if len(self._pending) >= _MAX_PENDING:
+                self._settle()
+            tables = {name: np.zeros_like(table) for name, table in sizes.tables.items()}
+            total = self._pending[key] = _Sum(receivers, np.zeros_like(self.ids), tables, dict.fromkeys(tables, 0))
+        total.packets += 1
+        total.header += sizes.header
         for name, counts in sizes.tables.items():
-            table = self._tables.get(name)
+            table = total.tables[name]
+            table += counts
+            total.kept[name] += messages[name].kept
+
+    def _settle(self) -> None:
+        """Count the packets that have been added up."""
+        pending, self._pending = self._pending, {}
+        for total in pending.values():
+            everybody = np.ones_like(self.ids)
+            self._packets += (total.packets - 1) * everybody
+            self._add(everybody, total.receivers, total.header, total.tables, total.kept)
+
+    def _add(
+        self, sent: Counts, receivers: Counts, header: Counts, tables: Mapping[str, Counts], kept: Mapping[str, int]
+    ) -> None:
+        """Count packets of the rows where `sent` is 1."""
+        self._packets += sent
+        self._header += sent * header
+        bodies = np.zeros((self.ids.size, 3), dtype=np.int64)
+        for name, counts in tables.items():
+            table = self._channels.get(name)
             if table is None:
-                table = self._tables[name] = np.zeros((self.ids.size, 4), dtype=np.int64)
+                table = self._channels[name] = np.zeros((self.ids.size, 4), dtype=np.int64)
             bodies += counts
-            table[:, :_NOMINAL] += counts if all_send else sent[:, None] * counts
-            table[:, _NOMINAL] += messages[name].kept if all_send else sent * messages[name].kept
-        self.received[:, 1:] += receivers[:, None] * bodies[:, : VALUE_BYTES + 1]
-        self.received[:, 0] += receivers * (sizes.header + bodies[:, ENCODED])
+            table[:, :_NOMINAL] += sent[:, None] * counts
+            table[:, _NOMINAL] += sent * kept[name]
+        self._received[:, 1:] += receivers[:, None] * bodies[:, : VALUE_BYTES + 1]
+        self._received[:, 0] += receivers * (header + bodies[:, ENCODED])
+
+    @property
+    def packets(self) -> Counts:
+        """(nodes,) packets that each node has sent."""
+        self._settle()
+        return self._packets
+
+    @property
+    def header(self) -> Counts:
+        """(nodes,) bytes of them outside of bodies."""
+        self._settle()
+        return self._header
+
+    @property
+    def received(self) -> Counts:
+        """(nodes, 3) bytes counted once per receiver: whole packets, bodies, values."""
+        self._settle()
+        return self._received
+
+    @property
+    def _tables(self) -> dict[str, Counts]:
+        self._settle()
+        return self._channels
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -139,7 +203,7 @@ class Ledger:
         names = dict.fromkeys(key for part in exports for key in part if key.startswith(_CHANNEL))
         self.packets[:] = np.concatenate([part["packets"] for part in exports])[rows]
         self.header[:] = np.concatenate([part["header"] for part in exports])[rows]
-        self._tables = {
+        self._channels = {
             name.removeprefix(_CHANNEL): np.concatenate([
                 part[name] if name in part else np.zeros((len(part["ids"]), 4), dtype=np.int64) for part in exports
             ])[rows]

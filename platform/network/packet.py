@@ -96,12 +96,20 @@ def measure(messages: Mapping[str, Message | Packed]) -> PacketSizes:
     """Return exactly the lengths that `encode` gives, for all rows at once and without encoding."""
     tables = measure_messages(messages)
     nodes = len(next(iter(tables.values()))) if tables else 1
-    head = np.full(nodes, _START + sum(map(_head_length, messages)), dtype=np.int64)
+    head = _measure_heads(nodes, tuple(messages))
     for name, message in messages.items():
         values = tables[name][:, VALUES]
-        if message.form == "sparse" and not np.logical_and.reduce(values):
-            head[values == 0] += len(_NOTHING) - _head_length(name)
+        if message.form == "sparse" and np.count_nonzero(values) < nodes:
+            head = head + (values == 0) * (len(_NOTHING) - _head_length(name))
     return PacketSizes(head, tables)
+
+
+@lru_cache(maxsize=256)
+def _measure_heads(nodes: int, names: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return the bytes outside of bodies if every row has values; read-only, because packets share them."""
+    head = np.full(nodes, _START + sum(map(_head_length, names)), dtype=np.int64)
+    head.setflags(write=False)
+    return head
 
 
 @lru_cache(maxsize=256)

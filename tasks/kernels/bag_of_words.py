@@ -4,43 +4,18 @@ A node's documents contain a part of the words only. Scores read just the rows o
 by word, so that one pass writes both the regulariser, which covers every word, and the contribution of the documents.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
-from numba import extending, types
-from numba.core import cgutils
+from numba import types
 
 from dbo.tasks.arrays import Array
-
-
-def _compile(function: Callable[..., Any]) -> Any:
-    """Compile with a cache on disk, in the user's cache folder if this one is read-only, else without a cache."""
-    try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:
-        return numba.njit(nogil=True, error_model="numpy")(function)
-
-
-def _intrinsic(function: Callable[..., Any]) -> Any:
-    """Declare a function that writes its own LLVM code; numba has no types for its calls."""
-    return extending.intrinsic(prefer_literal=True)(function)
-
-
-def _inline(function: Callable[..., Any]) -> Any:
-    """Copy a function into its callers: a call for each row would pass dozens of arguments."""
-    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
-
-
-_llvm: Any = cgutils
-_ir = _llvm.ir
-
+from dbo.tasks.kernels.compiling import broadcast, compiled, find_item, inline, intrinsic, ir, llvm, prefetch
 
 _AHEAD = 16      # terms: how far the rows that they need are requested in advance
 
 
-@_intrinsic
+@intrinsic
 def _sum_lanes(
     typing: Any, width: Any, has_ridge: Any, ahead: Any, out: Any, p: Any, c: Any, factor: Any, own: Any,
     indices: Any, data: Any, first: Any, last: Any, others: Any,
@@ -56,37 +31,26 @@ def _sum_lanes(
         _, _, _, target, p, c, scale, given = arguments[:8]
         lists = [((indices, data, others), arguments[8:13]), ((indices2, data2, others2), arguments[13:])]
         number, itemsize = context.get_value_type(out.dtype), out.dtype.bitwidth // 8
-        integer, index32 = _ir.IntType(64), _ir.IntType(32)
+        integer = ir.IntType(64)
         parts: list[tuple[int, Any]] = []      # the first entry of a register, and its type
         while (at := sum(vector.count for _, vector in parts)) < width.literal_value:
             lanes = next(n for n in (16, 8, 4, 2, 1) if n <= width.literal_value - at)
-            parts.append((at, _ir.VectorType(number, lanes)))
+            parts.append((at, ir.VectorType(number, lanes)))
 
         def find(kind: Any, array: Any, *at: Any) -> Any:
-            made = context.make_array(kind)(context, builder, array)
-            return _llvm.get_item_pointer(context, builder, kind, made, list(at), wraparound=False)
+            return find_item(context, builder, kind, array, *at)
 
         def place(kind: Any, array: Any, row: Any, part: tuple[int, Any]) -> Any:
             at, vector = part
-            address = find(kind, array, row, builder.add(c, _ir.Constant(integer, at)))
+            address = find(kind, array, row, builder.add(c, ir.Constant(integer, at)))
             return builder.bitcast(address, vector.as_pointer())
-
-        def broadcast(value: Any, vector: Any) -> Any:
-            undefined = _ir.Constant(vector, _ir.Undefined)
-            return builder.shuffle_vector(
-                builder.insert_element(undefined, value, _ir.Constant(index32, 0)),
-                undefined, _ir.Constant(_ir.VectorType(index32, vector.count), None),
-            )
 
         def request(kind: Any, source: Any, row: Any) -> None:
             """Ask for the cache lines of a row; none is wrong."""
             for at in range(0, width.literal_value * itemsize + 63, 64):
-                byte = _ir.Constant(integer, min(at, width.literal_value * itemsize - 1))
-                address = builder.bitcast(find(kind, source, row, c), _ir.IntType(8).as_pointer())
-                options = [_ir.Constant(index32, value) for value in (0, 3, 1)]      # to read, into L1, data
-                signature = _ir.FunctionType(_ir.VoidType(), [address.type, index32, index32, index32])
-                call = _llvm.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-                builder.call(call, [builder.gep(address, [byte]), *options])
+                byte = ir.Constant(integer, min(at, width.literal_value * itemsize - 1))
+                address = builder.bitcast(find(kind, source, row, c), ir.IntType(8).as_pointer())
+                prefetch(builder, builder.gep(address, [byte]))
 
         def add(kinds: Any, given: Any) -> None:
             """Add the terms of one list."""
@@ -95,25 +59,25 @@ def _sum_lanes(
             def read_index(k: Any) -> Any:
                 return builder.sext(builder.load(find(of_numbers, numbers, k)), integer)
 
-            with _llvm.for_range(builder, last, start=first) as loop:
+            with llvm.for_range(builder, last, start=first) as loop:
                 if ahead.literal_value:
                     size = context.make_array(of_numbers)(context, builder, numbers).nitems
-                    later = builder.add(loop.index, _ir.Constant(integer, ahead.literal_value))
-                    end = builder.sub(size, _ir.Constant(integer, 1))
+                    later = builder.add(loop.index, ir.Constant(integer, ahead.literal_value))
+                    end = builder.sub(size, ir.Constant(integer, 1))
                     later = builder.select(builder.icmp_signed("<", later, end), later, end)
                     request(of_rows, rows, read_index(later))
                 row, value = read_index(loop.index), builder.load(find(of_factors, factors, loop.index))
                 for part, total in zip(parts, totals, strict=True):
                     other = builder.load(place(of_rows, rows, row, part), align=itemsize)
-                    builder.store(
-                        builder.fadd(builder.load(total), builder.fmul(broadcast(value, part[1]), other)), total)
+                    product = builder.fmul(broadcast(builder, value, part[1]), other)
+                    builder.store(builder.fadd(builder.load(total), product), total)
 
-        totals = [_llvm.alloca_once(builder, vector) for _, vector in parts]
+        totals = [llvm.alloca_once(builder, vector) for _, vector in parts]
         for part, total in zip(parts, totals, strict=True):
-            value = _ir.Constant(part[1], None)
+            value = ir.Constant(part[1], None)
             if has_ridge.literal_value:
                 value = builder.fmul(
-                    broadcast(scale, part[1]), builder.load(place(own, given, p, part), align=itemsize))
+                    broadcast(builder, scale, part[1]), builder.load(place(own, given, p, part), align=itemsize))
             builder.store(value, total)
         for kinds, values in lists:
             add(kinds, values)
@@ -128,7 +92,7 @@ def _sum_lanes(
     ), generate
 
 
-@_inline
+@inline
 def _sum_row(
     out: Array, p: int, factor: float, own: Array, indices: Array, data: Array, first: int, last: int, others: Array,
     indices2: Array, data2: Array, first2: int, last2: int, others2: Array,
@@ -152,7 +116,7 @@ def _sum_row(
         c += 1
 
 
-@_compile
+@compiled
 def scores(indptr: Array, indices: Array, data: Array, w: Array, out: Array) -> None:
     """out = A w, for A (documents, words) in CSR form and w (words, classes)."""
     none = out.dtype.type(0)
@@ -169,7 +133,7 @@ def scores(indptr: Array, indices: Array, data: Array, w: Array, out: Array) -> 
             c += 1
 
 
-@_compile
+@compiled
 def residual_in_place(s: Array, labels: Array, weight: float) -> None:
     """Replace scores by weight · (softmax − label)."""
     for i in range(s.shape[0]):
@@ -185,7 +149,7 @@ def residual_in_place(s: Array, labels: Array, weight: float) -> None:
         row[labels[i]] -= weight
 
 
-@_compile
+@compiled
 def curvature_in_place(s: Array, v: Array, weight: float) -> None:
     """Replace v by weight · p ∘ (v − ⟨p, v⟩), p the softmax of the scores s; s is overwritten."""
     for i in range(s.shape[0]):
@@ -202,7 +166,7 @@ def curvature_in_place(s: Array, v: Array, weight: float) -> None:
             u[c] = factor * row[c] * (u[c] - inner)
 
 
-@_compile
+@compiled
 def sum_losses(s: Array, labels: Array) -> float:
     """Return the sum of the documents' cross-entropies."""
     total = 0.0
@@ -216,7 +180,7 @@ def sum_losses(s: Array, labels: Array) -> float:
     return total
 
 
-@_compile
+@compiled
 def gradient(indptr: Array, indices: Array, data: Array, r: Array, out: Array) -> None:
     """out = Aᵀ r, for Aᵀ (words, documents) in CSR form and r (documents, classes)."""
     none = out.dtype.type(0)
@@ -227,7 +191,7 @@ def gradient(indptr: Array, indices: Array, data: Array, r: Array, out: Array) -
             _sum_row(out, p, none, out, indices, data, first, last, r, indices, data, 0, 0, r)
 
 
-@_compile
+@compiled
 def ridge_gradient(
     indptr: Array, indices: Array, data: Array, r: Array, ridge: Array, w: Array, out: Array
 ) -> None:
@@ -236,7 +200,7 @@ def ridge_gradient(
         _sum_row(out, p, ridge[p], w, indices, data, indptr[p], indptr[p + 1], r, indices, data, 0, 0, r)
 
 
-@_compile
+@compiled
 def weighted_gradient(
     indptr: Array, indices: Array, data: Array, r: Array, ridge: Array, w: Array,
     indptr2: Array, indices2: Array, data2: Array, r2: Array, out: Array,
@@ -248,7 +212,7 @@ def weighted_gradient(
             indices2, data2, indptr2[p], indptr2[p + 1], r2)
 
 
-@_compile
+@compiled
 def row_products(w: Array, v: Array, factor: Array, out: Array) -> None:
     """out_p = factor_p Σ_c w_pc v_pc."""
     for p in range(out.size):

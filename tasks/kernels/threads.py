@@ -23,6 +23,14 @@ def map_rows(work: Callable[[int], T], rows: int) -> list[T]:
     return list(_pool(_threads).map(work, range(rows)))
 
 
+def map_ranges(work: Callable[[int, int], None], rows: int) -> None:
+    """Call work(start, stop) for ranges that cover all rows, on the threads."""
+    if _threads == 1:
+        work(0, rows)
+    else:
+        map_rows(lambda i: work(i, i + 1), rows)
+
+
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="nodes")

@@ -2,12 +2,14 @@
 
 What depends on x alone is computed once per x: an inner loop needs the same φ_x K times. With a fresh batch in each
 step it needs K batches at one x. Then the passes of the next batches are computed ahead, together: the weights of a
-node, which fill most of the cache, are loaded once for several batches.
+node, which fill most of the cache, are loaded once for several batches. The products of batches are compiled loops
+where those are faster than BLAS.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
 from weakref import ref
@@ -17,11 +19,36 @@ from array_api_compat import array_namespace
 
 from dbo.tasks.api import Array
 from dbo.tasks.kernels.memory import Memory, remember
+from dbo.tasks.kernels.threads import map_ranges
+from dbo.tasks.notices import print_notice
 from dbo.tasks.problems.softmax import CrossEntropy
 from dbo.tasks.problems.stacking import DenseRows, Layout, Level, equal_layout, take_features
 
 _ROWS = 256              # samples of a node that are multiplied at once: they stay in the cache with its weights
 _MAX_BYTES = 1 << 25     # of activations that are computed ahead
+_FEWEST = 1 << 18        # multiplications of a node's batch, in the first layer, from which the import of numba pays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatheredRows:
+    """Samples of a batch, as numbers of rows in the features of a level: compiled products read them there."""
+
+    features: Array
+    at: Array          # (nodes, size)
+    products: Any      # the module `gathered_products`
+
+
+@cache
+def _import_products(widths: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return the compiled products if they suit these layers; None: use NumPy. Imports numba, which is slow."""
+    from dbo.tasks.kernels import compiling, gathered_products
+
+    if not gathered_products.suits(widths, dtype):
+        return None
+    if not compiling.is_cached(gathered_products.multiply_transposed):
+        print_notice("compiling products of mini-batches, once")
+    gathered_products.compile_products(dtype.name)
+    return gathered_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +92,13 @@ class Backbone:
                 activations.append(np.maximum(z, 0, out=z) if isinstance(z, np.ndarray) else xp.clip(z, 0))
         return activations
 
-    def backward(self, layout: Layout, activations: list[Array], x: Array, d: Array) -> Array:
-        """Return the (nodes, dim) gradient in x of a function whose gradient in φ_x is d, (samples, last width)."""
+    def backward(self, layout: Layout, activations: list[Any], x: Array, d: Array) -> Array:
+        """Return the (nodes, dim) gradient in x of a function whose gradient in φ_x is d, (samples, last width).
+
+        `activations` are those of `forward`; the inputs may be `GatheredRows`.
+        """
+        if isinstance(activations[0], GatheredRows):
+            return self._backward_gathered(activations, x, d)
         xp = array_namespace(x)
         layers = self.layers(x)
         gradient: Array = xp.empty_like(x)
@@ -82,31 +114,87 @@ class Backbone:
                 d = layout.matmul(d, layers[k][0].swapaxes(1, 2))
         return gradient
 
-    def forward_batches(self, features: Array, at: Array, x: Array) -> list[Array]:
-        """Return the activations of each layer for several batches, given as positions, (batches, nodes, size).
+    def find_products(self, features: Array, size: int) -> Any:
+        """Return the compiled products for batches of this size; None: use NumPy.
 
-        The last are φ_x, (batches, nodes, size, width); the others are (nodes, batches · size, width).
+        The choice changes bits, so it depends on nothing that differs between blocks.
         """
+        if not isinstance(features, np.ndarray) or size * self.widths[0] * self.widths[1] < _FEWEST:
+            return None
+        return _import_products(self.widths[1:], features.dtype)
+
+    def forward_batches(self, features: Array, at: Array, x: Array) -> list[Array]:
+        """Return the activations of each layer, (batches, samples, width), for batches of positions.
+
+        `at` are positions among the features, (batches, nodes, size).
+        """
+        products = self.find_products(features, at.shape[2])
+        if products is not None:
+            return self._forward_gathered(products, features, at, x)
         batches, nodes, size = at.shape
         dtype, layers = features.dtype, self.layers(x)
-        results = [np.empty((nodes, batches * size, width), dtype) for width in self.widths[1:-1]]
-        results.append(np.empty((batches, nodes, size, self.widths[-1]), dtype))
+        results = [np.empty((batches, nodes, size, width), dtype) for width in self.widths[1:]]
         step = max(1, _ROWS // size)
-        inputs, last = np.empty((step * size, self.widths[0]), dtype), np.empty((step * size, self.widths[-1]), dtype)
+        inputs, *buffers = (np.empty((step * size, width), dtype) for width in self.widths)
         for node in range(nodes):
             for first in range(0, batches, step):
                 chosen = at[first : first + step, node]
                 z = inputs[: chosen.size]
                 features.take(chosen.reshape(-1), axis=0, out=z, mode="clip")      # positions are valid: no copy
-                for k, (weights, bias) in enumerate(layers):
-                    is_last = k == len(layers) - 1
-                    out = last[: chosen.size] if is_last else results[k][node, first * size :][: chosen.size]
-                    z = np.matmul(z, weights[node], out=out)
+                for (weights, bias), buffer, result in zip(layers, buffers, results, strict=True):
+                    z = np.matmul(z, weights[node], out=buffer[: chosen.size])
                     z += bias[node]
-                    into = results[k][first : first + step, node] if is_last else z
-                    z = z.reshape(into.shape)
-                    np.tanh(z, out=into) if self.activation == "tanh" else np.maximum(z, 0, out=into)
+                    np.tanh(z, out=z) if self.activation == "tanh" else np.maximum(z, 0, out=z)
+                    result[first : first + step, node] = z.reshape(*chosen.shape, -1)
+        return [result.reshape(batches, nodes * size, -1) for result in results]
+
+    def _forward_gathered(self, products: Any, features: Array, at: Array, x: Array) -> list[Array]:
+        """`forward_batches` without copies of the features."""
+        batches, nodes, size = at.shape
+        x, number = np.ascontiguousarray(x), features.dtype.type
+        least = number(0 if self.activation == "relu" else -np.inf)
+        # Node by node: the batches of a node follow each other, so that they share its weights.
+        source, target = (
+            np.ascontiguousarray(each.swapaxes(0, 1)).reshape(nodes, -1)
+            for each in (at, np.arange(at.size).reshape(at.shape)))
+        results, first = [], 0
+        for a, b in pairwise(self.widths):
+            out = np.empty((at.size, b), features.dtype)
+            _run(products.multiply, nodes, features, source, x, first, least, out, target)
+            if self.activation == "tanh":
+                np.tanh(out, out=out)
+            results.append(out.reshape(batches, nodes * size, b))
+            features, source, first = out, target, first + (a + 1) * b
         return results
+
+
+    def _backward_gathered(self, activations: list[Any], x: Array, d: Array) -> Array:
+        """`backward` with the compiled products."""
+        inputs, *layers = activations
+        products, nodes = inputs.products, len(inputs.at)
+        everything = np.arange(inputs.at.size).reshape(inputs.at.shape)
+        x, gradient, first = np.ascontiguousarray(x), np.empty(x.shape, x.dtype), x.shape[1]
+        for k in reversed(range(len(layers))):
+            out, width = layers[k], self.widths[k + 1]
+            first -= (self.widths[k] + 1) * width
+            if self.activation == "tanh":
+                d = d * (1.0 - out * out)
+            else:
+                active = np.empty_like(out)
+                products.drop_inactive(np.ascontiguousarray(d), out, active)
+                d = active
+            rows, at = (layers[k - 1], everything) if k else (inputs.features, inputs.at)
+            _run(products.multiply_transposed, nodes, rows, at, d, gradient, first)
+            if k > 0:
+                before = np.empty((len(d), self.widths[k]), d.dtype)
+                _run(products.multiply_back, nodes, d, everything, x, first, before)
+                d = before
+        return gradient
+
+
+def _run(kernel: Any, nodes: int, *arguments: Any) -> None:
+    """Call a compiled product for all nodes, on the threads."""
+    map_ranges(lambda start, stop: kernel(*arguments, start, stop), nodes)
 
 
 class BackboneSamples(ABC):
@@ -245,15 +333,13 @@ class LookAhead:
         assert self.draw is not None
         backbone, starts = self.level.backbone, self.level.level.starts
         numbers = self.draw(step)
-        nodes, size = numbers.shape
         most = _MAX_BYTES // (numbers.size * sum(backbone.widths[1:]) * self.x.itemsize)
         steps = range(step, min(step + 1 + min(self.count, most), self.steps))
         at = np.stack([starts[:, None] + self.draw(each) for each in steps])
-        *hidden, phi = backbone.forward_batches(self.level.features, at, self.x)
+        layers = backbone.forward_batches(self.level.features, at, self.x)
         self.count += len(steps)
         for k, each in enumerate(steps):
-            here = slice(k * size, (k + 1) * size)
-            self.ready[each] = [*(layer[:, here] for layer in hidden), phi[k].reshape(nodes * size, -1)]
+            self.ready[each] = [layer[k] for layer in layers]
 
 
 class BackboneBatch(BackboneSamples):
@@ -268,7 +354,7 @@ class BackboneBatch(BackboneSamples):
         self._at, self._loss = source.level.locate(numbers)
         self._layout = equal_layout(*numbers.shape)
         self._x: Any = None
-        self._activations: list[Array] = []      # of the layers, after the features if those were needed
+        self._activations: list[Any] = []        # of the layers, after the features if those were needed
 
     @property
     def layout(self) -> Layout:
@@ -285,17 +371,33 @@ class BackboneBatch(BackboneSamples):
     def phi(self, x: Array) -> Array:
         if self._x is not x:
             found = None if self._ahead is None else self._ahead.find(self._step, x)
-            if found is None:
-                found = self._source.backbone.forward(self._layout, self._gather(), x)
-            self._x, self._activations = x, found
-        return self._activations[-1]
+            self._x, self._activations = x, self._forward(x) if found is None else found
+        phi: Array = self._activations[-1]
+        return phi
+
+    def residual(self, x: Array, w: Array) -> Array:
+        if not isinstance(w, np.ndarray):
+            return super().residual(x, w)
+        return self._loss.residual(self._layout.matmul_by_column(self.phi(x), w))      # it needs no copy of these
 
     def backward(self, x: Array, d: Array) -> Array:
         self.phi(x)
-        if len(self._activations) < len(self._source.backbone.widths):
-            flat = [layer.reshape(len(self._at), -1) for layer in self._activations]
-            self._activations = [self._gather(), *flat]
-        return self._source.backbone.backward(self._layout, self._activations, x, d)
+        backbone = self._source.backbone
+        if len(self._activations) < len(backbone.widths):
+            self._activations = [self._gather(), *self._activations]
+        return backbone.backward(self._layout, self._activations, x, d)
 
-    def _gather(self) -> Array:
-        return take_features(self._source.features, self._at)
+    def _forward(self, x: Array) -> list[Any]:
+        backbone, inputs = self._source.backbone, self._gather()
+        if isinstance(inputs, GatheredRows):
+            layers = backbone.forward_batches(inputs.features, inputs.at[None], x)
+            return [inputs, *(layer[0] for layer in layers)]
+        return backbone.forward(self._layout, inputs, x)
+
+    def _gather(self) -> Any:
+        """Return the inputs, or where they are."""
+        features, nodes = self._source.features, self._layout.nodes
+        products = self._source.backbone.find_products(features, len(self._at) // nodes)
+        if products is not None:
+            return GatheredRows(features, self._at.reshape(nodes, -1), products)
+        return take_features(features, self._at)

@@ -7,7 +7,6 @@ result is written once: with the 2.03 million entries of 20 Newsgroups an oracle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from scipy import sparse
 
 from dbo.tasks.api import Array, Part, Shard, WeightedGradient
 from dbo.tasks.kernels import bag_of_words
+from dbo.tasks.kernels.compiling import is_cached
 from dbo.tasks.kernels.interface import DocumentKernels
 from dbo.tasks.kernels.threads import map_rows
 from dbo.tasks.notices import print_notice
@@ -191,7 +191,7 @@ class SparseTuningShard(Shard):
 @cache
 def compile_kernels(dtype: str) -> None:
     """Compile every kernel for one dtype, or load it from numba's cache, so that no measurement includes it."""
-    if not _is_cached(bag_of_words.ridge_gradient):
+    if not is_cached(bag_of_words.ridge_gradient):
         print_notice("compiling kernels for sparse gradients, once")
     part = Part(sparse.csr_array(np.eye(2, 3, dtype=dtype)), np.array([0, 1]))
     documents = index_parts([part], dtype)
@@ -203,10 +203,3 @@ def compile_kernels(dtype: str) -> None:
         oracle(x, y)
     tiny.h_y(x, y, 1.0, 1.0)
     tiny.g_yy(x, y, y)
-
-
-def _is_cached(kernel: Any) -> bool:
-    """Return whether numba has this kernel on disk."""
-    module, name = kernel.py_func.__module__.rpartition(".")[2], kernel.py_func.__name__
-    folder = kernel.stats.cache_path
-    return folder is not None and any(Path(folder).glob(f"{module}.{name}-*.nbc"))

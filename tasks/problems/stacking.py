@@ -72,6 +72,13 @@ class Layout:
             [(self._batch(left, g) @ self._rows(w, g)).reshape(g.stop - g.start, -1) for g in self.groups]
         )
 
+    def matmul_by_column(self, left: Array, w: Array) -> Array:
+        """`matmul` of NumPy arrays, with one group; the result lies in memory column by column."""
+        columns = np.empty((w.shape[2], self.nodes, self.samples // self.nodes), dtype=left.dtype)
+        stacked = left.reshape(self.nodes, -1, left.shape[1])
+        np.matmul(w.swapaxes(1, 2), stacked.swapaxes(1, 2), out=columns.swapaxes(0, 1))
+        return columns.reshape(len(columns), -1).T
+
     def matmul_transposed(self, left: Array, right: Array, out: Array | None = None) -> Array:
         """Return (nodes, j, k), leftᵀ right of each node, for `left` (samples, j) and `right` (samples, k).
 

@@ -121,7 +121,8 @@ def test_all_forms_of_the_selection_give_the_same_bits(pair: Any, ratio: float) 
 
 @every_form
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 7, 16, 63, 64, 65, 2047, 2048, 2049, 6200])
+@pytest.mark.parametrize(
+    "dim", [1, 7, 16, 63, 64, 65, selection.CHUNK - 1, selection.CHUNK, selection.CHUNK + 1, 49_800])
 def test_a_selection_writes_only_its_arrays(form: selection.Form, dim: int, dtype: Any) -> None:
     """The bytes before and behind them do not change, at any length and any share."""
 
@@ -135,17 +136,23 @@ def test_a_selection_writes_only_its_arrays(form: selection.Form, dim: int, dtyp
     for low in (number(0.01), number(1)):
         expected = np.where(np.abs(row) < low, 0, row)
         above = expected[np.abs(expected) > 1.2]
-        arrays = [np.zeros(dim, dtype), np.zeros(-(-dim // 64), np.uint64), *np.zeros((2, dim + 4096), dtype)]
-        frames, (reference, words, entries, found) = zip(*map(framed, arrays), strict=True)
+        arrays = [
+            np.zeros(dim, dtype), np.zeros(-(-dim // 64), np.uint64), *np.zeros((2, dim + 2 * selection.CHUNK), dtype),
+            np.zeros(above.size, dtype),
+        ]
+        frames, (reference, words, entries, found, out) = zip(*map(framed, arrays), strict=True)
         _, framed_row = framed(row)
-        count, inside, has_nan = form.gather(framed_row, reference, low, number(1.2), words, entries, found)
-        assert not has_nan
+        count = form.pack(selection._no_terms(), False, framed_row, reference, low, words, entries)
         assert entries[:count].tobytes() == expected[expected != 0].tobytes()
-        assert count - inside == above.size
         assert not entries[count + 64 :].any()      # what a register holds behind the packed entries
-        count = form.settle(number(1.2), 0, words, entries)
-        assert entries[:count].tobytes() == above.tobytes()
-        kept = PackedRow(words.copy(), entries[:count]).dense(dim)
+        size = np.abs(expected[expected != 0])
+        larger, inside, has_nan = form.find(entries[:count], number(0.5), number(1.2), found)
+        assert not has_nan
+        assert larger == above.size
+        assert found[:inside].tobytes() == size[(size >= number(0.5)) & (size <= number(1.2))].tobytes()
+        assert form.settle(number(1.2), 0, words, entries[:count], out) == above.size
+        assert out.tobytes() == above.tobytes()
+        kept = PackedRow(words.copy(), out).dense(dim)
         np.testing.assert_array_equal(kept, np.where(np.abs(row) > 1.2, row, 0))
         for frame in frames:
             assert (frame[:64] == 77).all()
@@ -172,12 +179,14 @@ for dtype in (np.float32, np.float64):
         for form in selection.usable_forms(compiled.find_processor()[1]).values():
             row = at_the_edge(np.arange(1, dim + 1, dtype=dtype))
             reference, words = at_the_edge(0 * row), at_the_edge(np.zeros(-(-dim // 64), np.uint64))
-            packed, found = np.zeros((2, 4096), dtype)
+            packed = np.zeros(2 * selection.CHUNK, dtype)
             half = row.dtype.type(dim // 2)
-            count, _, _ = form.gather(row, reference, half, half, words, packed, found)
-            entries = at_the_edge(packed[:count])
-            assert form.settle(half, 0, words, entries) == count - 1
-            assert np.array_equal(entries[: count - 1], row[row > half])
+            count = form.pack(selection._no_terms(), False, row, reference, half, words, packed)
+            entries, found, out = map(at_the_edge, (packed[:count], packed[:count], packed[: count - 1]))
+            assert form.find(entries, half, half, found) == (count - 1, 1, False)
+            assert form.find(entries, half, row[-1], found) == (0, count, False)
+            assert form.settle(half, 0, words, entries, out) == count - 1
+            assert np.array_equal(out, row[row > half])
 """
 
 
@@ -190,11 +199,66 @@ def test_a_selection_accesses_nothing_behind_its_arrays() -> None:
 @every_form
 def test_a_selection_reports_a_full_buffer(form: selection.Form) -> None:
     """More entries than the arrays hold give −1 instead of an overflow."""
-    row, one = np.ones(10_000, np.float32), np.float32(1)
-    words, entries = np.zeros(157, np.uint64), np.zeros((2, 5000), np.float32)
-    count, _, _ = form.gather(row, 0 * row, one, one, words, entries[0, :4500], entries[1, :4500])
-    assert count == -1
-    assert not entries[:, 4500:].any()
+    row, one, size = np.ones(5 * selection.CHUNK, np.float32), np.float32(1), 2 * selection.CHUNK + 500
+    words, entries = np.zeros(row.size // 64, np.uint64), np.zeros(3 * selection.CHUNK, np.float32)
+    assert form.pack(selection._no_terms(), False, row, 0 * row, one, words, entries[:size]) == -1
+    assert entries[: 2 * selection.CHUNK].all()
+    assert not entries[size:].any()
+
+
+@every_form
+@pytest.mark.parametrize("factor", [0.0, 1e-3, 0.5, 0.9, 1.0, 1.1, 1e9, np.inf, np.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_expected_threshold_changes_no_bit(
+    form: selection.Form, dtype: Any, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right or wrong, with and without sums that are pending; these are evaluated even if the entries do not fit."""
+    monkeypatch.setattr(selection, "fastest_form", lambda: form)
+    random = np.random.default_rng(3)
+    a, b, v = random.standard_normal((3, 50_000)).astype(dtype)
+    expected, least = selection.top_k(a + b, v, 500)
+    assert least == np.sort(np.abs(a + b - v))[-500]
+    for is_pending in (False, True):
+        out = np.zeros((1, 50_000), dtype)
+
+        def visit(
+            i: int, terms: Any, out: Any = out, is_pending: bool = is_pending
+        ) -> tuple[PackedRow, float]:
+            if not is_pending:
+                fused.evaluate_terms(terms, 50_000, dtype)
+            return selection.top_k(out[i], v, 500, factor * least, terms if is_pending else None)
+
+        ((row, found),) = fused.evaluate([(out, [(1.0, a[None]), (1.0, b[None])])], visit)
+        assert out[0].tobytes() == (a + b).tobytes()
+        assert (row.words.tobytes(), row.entries.tobytes()) == (expected.words.tobytes(), expected.entries.tobytes())
+        assert found == least
+
+
+def test_thresholds_are_expected_from_the_last_ones() -> None:
+    """A tenth below the last one, less where they fall, and never half of it or less by trend alone."""
+    assert selection.expect_threshold((0.0, 0.0)) == 0
+    assert selection.expect_threshold((0.0, 2.0)) == 0.9 * 2.0
+    assert selection.expect_threshold((1.0, 2.0)) == 0.9 * 2.0
+    assert selection.expect_threshold((4.0, 3.0)) == 0.9 * 3.0 * 0.75
+    assert selection.expect_threshold((100.0, 1.0)) == 0.9 * 0.5
+
+
+def test_the_next_selection_of_a_channel_expects_the_last_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row its own; other channels start without one."""
+    given: list[float] = []
+    original = selection.top_k
+
+    def top_k(v: Any, reference: Any, k: int, expected: float = 0.0, terms: Any = None) -> Any:
+        given.append(expected)
+        return original(v, reference, k, expected, terms)
+
+    monkeypatch.setattr(selection, "top_k", top_k)
+    selection._thresholds.cache_clear()
+    rows = rows_of(0, 2, 3000, np.float32)
+    for channel in ("y", "y", "z"):
+        selection.pack_largest(wrap(rows), 300, None, log=False, channel=channel)
+    least = [float(np.sort(np.abs(row))[-300]) for row in rows]
+    assert given == [0.0, 0.0, 0.9 * least[0], 0.9 * least[1], 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +268,7 @@ def test_a_selection_reports_a_full_buffer(form: selection.Form) -> None:
         ("skylake-avx512", {"+avx512f", "+avx512vl", "+avx2", "+bmi2"}, selection.AVX512),
         ("znver3", {"+avx2", "+bmi2"}, selection.AVX2),
         ("haswell", {"+avx2", "+bmi2"}, selection.AVX2),
-        ("znver2", {"+avx2", "+bmi2"}, selection.Form(selection.AVX2.gather, selection.SCALAR.settle)),
+        ("znver2", {"+avx2", "+bmi2"}, selection.AVX2._replace(settle=selection.SCALAR.settle)),
         ("ivybridge", {"+avx", "-avx2"}, selection.SCALAR),
         ("apple-m1", {"+neon"}, selection.SCALAR),
     ],
@@ -264,10 +328,25 @@ def test_numba_is_imported_for_fused_rows_only() -> None:
 def test_a_selection_keeps_nothing_of_the_buffers_that_the_next_one_overwrites() -> None:
     """Buffers belong to the thread; a message has memory of its own, and no more than its entries need."""
     rows, zeros = rows_of(0, 2, 5000, np.float32), np.zeros(5000, np.float32)
-    first = selection.top_k(rows[0], zeros, 1000)
+    first, _ = selection.top_k(rows[0], zeros, 1000)
     before = first.entries.tobytes()
-    second = selection.top_k(rows[1], zeros, 1000)
+    second, _ = selection.top_k(rows[1], zeros, 1000)
     assert first.entries.tobytes() == before
     assert not np.shares_memory(first.entries, second.entries)
     assert first.entries.base is None
     assert first.entries.size == 1000
+
+
+@pytest.mark.parametrize(("features", "is_fused"), [({"+avx2", "+fma"}, True), ({"+avx2", "-fma"}, False)])
+def test_products_are_fused_where_the_processor_can(
+    features: set[str], is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of the C library for every product would take many times as long."""
+    monkeypatch.setattr(compiled, "find_processor", lambda: ("any", frozenset(features)))
+    assert compiled.can_fuse_products() is is_fused
+
+
+def test_cached_kernels_depend_on_the_code_of_all_of_them() -> None:
+    """numba detects changes of a kernel's own file only."""
+    assert compiled.evaluate.py_func.__qualname__ == f"evaluate_{compiled._hash_kernels()}"
+    assert selection.SCALAR.pack.py_func.__qualname__.endswith(compiled._hash_kernels())

@@ -174,9 +174,14 @@ def test_a_function_sees_both_rows_of_a_difference(threads: int) -> None:
     a, b = p + 0.5 * q, q - r
     expected = unwrap(p + 0.5 * q), unwrap(q - r)
     difference = a - b
+
+    def see(i: int, v: Any, reference: Any, terms: Any) -> tuple[Any, Any]:
+        fused.evaluate_terms(terms, DIM, v.dtype)
+        return v.copy(), reference.copy()
+
     fused.set_threads(threads)
     try:
-        seen = map_difference(difference, lambda v, reference: (v.copy(), reference.copy()))
+        seen = map_difference(difference, see)
     finally:
         fused.set_threads(1)
     assert seen is not None
@@ -185,14 +190,16 @@ def test_a_function_sees_both_rows_of_a_difference(threads: int) -> None:
     assert a._sum.array is not None
     assert b._sum.array is not None
     assert difference._sum.array is None
-    again = map_difference(difference, lambda v, reference: v[0] - reference[0])      # nothing is pending any more
-    np.testing.assert_array_equal(again, (expected[0] - expected[1])[:, 0])
+    again = map_difference(difference, lambda i, v, reference, terms: (terms, v[0] - reference[0]))
+    assert again is not None
+    assert {terms for terms, _ in again} == {None}      # nothing is pending any more
+    np.testing.assert_array_equal([value for _, value in again], (expected[0] - expected[1])[:, 0])
 
 
 @pytest.mark.parametrize("make", [lambda a, b: a + b, lambda a, b: 2 * a, lambda a, b: b], ids=["a + b", "2 a", "b"])
 def test_other_rows_are_no_difference(make: Any) -> None:
     a, b = (wrap(np.ones((3, DIM), dtype=np.float32)) for _ in range(2))
-    assert map_difference(make(a, b), lambda v, reference: None) is None
+    assert map_difference(make(a, b), lambda i, v, reference, terms: None) is None
 
 
 def test_long_sums_are_evaluated_on_the_way(passes: list[int]) -> None:
@@ -235,7 +242,7 @@ def test_packed_rows_are_added_alike_on_every_processor(monkeypatch: pytest.Monk
     terms = tuple(((0.3, packed[i]), (-0.7, packed[0])) for i in range(3))
     found = []
     for expands in (False, True):
-        monkeypatch.setattr(fused, "_can_expand", lambda expands=expands: expands)
+        monkeypatch.setattr(fused, "can_expand", lambda expands=expands: expands)
         found.append(unwrap(wrap(known) + wrap_sum(RowSum(terms, dim, rows.dtype))).tobytes())
     assert found[0] == found[1]
 

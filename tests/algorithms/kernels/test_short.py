@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from dbo.algorithms.api import Message, TopK
 from dbo.algorithms.kernels import host_selection, short
@@ -82,3 +83,19 @@ def test_rows_that_do_not_suit_the_loops_are_left_to_numpy() -> None:
     for other in (rows[:1, :64], rows[:, ::2], rows.astype(">f4"), rows.astype(np.float16), rows[0], fixed,
                   np.zeros((1, 1 << 16), dtype=np.float32)):
         assert short.short_loops(other) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["normal", "zeros", "nonfinite", "scales"])
+def test_sparse_products_are_those_of_scipy(kind: str, dtype: str) -> None:
+    """W @ rows with the bits of SciPy: a block mixes with either, depending on its size."""
+    rows = make_rows(kind, 300, dtype)
+    weights = sparse.random_array((7, len(rows)), density=0.4, rng=RNG, dtype=np.dtype(dtype)).tocsr()
+    weights.sort_indices()
+    loops = short.short_loops(rows)
+    assert loops is short.imported_loops(rows) is not None
+    with np.errstate(over="ignore", invalid="ignore"):
+        found, expected = short.multiply_sparse(loops, weights, rows), weights @ rows
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype == rows.dtype
+    assert short.imported_loops(rows[:1]) is None      # too few entries

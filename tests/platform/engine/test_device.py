@@ -173,6 +173,25 @@ def test_local_engine_runs_on_a_torch_device(name: str, tmp_path: Path) -> None:
     assert longer.state["x"].tobytes() == theirs.state["x"].tobytes()
 
 
+@pytest.mark.parametrize("variable", [None, "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_memory_of_large_arrays_is_reused(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one arena, without mapping and without trimming, unless the user has configured malloc."""
+    settings: list[tuple[int, int]] = []
+
+    class Library:
+        mallopt = staticmethod(lambda name, value: settings.append((name, value)))
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(placing.ctypes, "CDLL", lambda name: Library)
+    for name in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    placing._keep_memory.__wrapped__()
+    mmap_max, arena_max, trim_threshold = -4, -8, -1
+    assert settings == ([] if variable else [(mmap_max, 0), (arena_max, 1), (trim_threshold, -1)])
+
+
 def test_a_run_on_the_cpu_does_not_import_torch(tmp_path: Path) -> None:
     """Importing torch takes seconds: a compressed run on NumPy arrays does without it; `torch_cpu` is the control."""
     code = (

@@ -160,6 +160,26 @@ def test_restored_ledgers_continue_counting() -> None:
         np.testing.assert_array_equal(resumed.export()[name], array)
 
 
+def test_reading_between_packets_changes_nothing() -> None:
+    """Counts are right whenever they are read: after every packet, or at the end of a run only."""
+    often, once = Ledger(range(4), STAR.degree), Ledger(range(4), STAR.degree)
+    some = np.array([True, False, True, True])
+    for step in range(40):
+        messages = messages_of(range(4), step)
+        if step % 3 == 0:
+            del messages["x"]                               # another packet
+        sends = some if step % 7 == 5 else None
+        receivers = STAR.degree if step % 5 else np.full(4, step)      # a new array: in a star they change
+        for ledger in (often, once):
+            ledger.record(messages, wire.measure(messages), sends, receivers)
+        assert often.packets[0] == step + 1
+    exported = once.export()
+    assert exported["packets"].tolist() == [40, 40 - 5, 40, 40]
+    for name, array in often.export().items():
+        np.testing.assert_array_equal(exported[name], array, err_msg=name)
+    assert often.channels == once.channels == ("y", "x")
+
+
 def test_restoring_discards_later_counts() -> None:
     """Counts since the export are discarded, new channels included."""
     ledger = Ledger([0], [3])

@@ -80,4 +80,4 @@ def test_large_scores_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiled_kernels_are_found_on_disk() -> None:
     """The notice about compiling appears once, not at every start."""
     sparse_tuning.compile_kernels("float32")
-    assert sparse_tuning._is_cached(bag_of_words.ridge_gradient)
+    assert sparse_tuning.is_cached(bag_of_words.ridge_gradient)
