@@ -178,12 +178,19 @@ def format_tables(results: Sequence[SearchResult]) -> str:
         reached = task_plan.score
         lines = [
             f"### {task}", "",
-            f"{search.trials} trials of {task_plan.budget} oracle calls per node for every algorithm.", "",
+            f"{search.trials} trials of {task_plan.budget} oracle calls per node for every algorithm"
+            f"{_format_rungs(search)}.", "",
             f"| algorithm | rounds | chosen | score | {reached} | defaults | published values | score |",
             "|---|---|---|---|---|---|---|---|",
         ]
         parts.append("\n".join([*lines, *(_format_row(result) for result in of_task), ""]))
     return "\n".join(parts)
+
+
+def _format_rungs(search: StepSizeSearch) -> str:
+    """Return what successive halving adds to the trials."""
+    budget = search.task_plan.budget
+    return "".join(f"; the best {kept} again with {budget * stretch}" for stretch, kept in search.rungs.items())
 
 
 def _format_row(result: SearchResult) -> str:

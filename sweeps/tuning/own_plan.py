@@ -72,6 +72,7 @@ def plan_searches(
         "tasks": {place: TaskPlan(
             experiment=base, budget=budget or (like.budget if like else BUDGET), score=score, slack=_SLACK[score],
             ranges={**RANGES, **(like.ranges if like else {}), **(ranges or {})},
+            **({"rungs": like.rungs, "points": like.points} if like and like.rungs else {}),
         )},
     })
     given = _read_given(experiment)

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dbo.algorithms import registry
 from dbo.platform.config import yaml_io
@@ -41,8 +42,19 @@ class TaskPlan(_Strict):
     finalists: int | None = Field(None, ge=1, description="replaces the plan's")
     stretch: int | None = Field(None, ge=1, description="replaces the plan's")
     points: int | None = Field(None, ge=5, description="replaces the plan's")
+    rungs: dict[int, int] = Field(
+        {}, description="successive halving: how many of the best run again, for so many budgets, in order"
+    )
     algorithm: dict[str, Any] = Field({}, description="parameters that trials fix, of every algorithm that has them")
+    own: dict[str, dict[str, Any]] = Field({}, description="parameters that trials of one algorithm fix besides")
     downloaded: bool = Field(False, description="needs a download: searched only if --tasks names it")
+
+    @model_validator(mode="after")
+    def _check_rungs(self) -> Self:
+        budgets, kept = list(self.rungs), list(self.rungs.values())
+        if any(b <= a for a, b in pairwise([1, *budgets])) or any(b > a for a, b in pairwise(kept)) or 0 in kept:
+            raise ValueError("rungs: budgets must grow from more than 1, and no more trials may go on than before")
+        return self
 
 
 class AlgorithmPlan(_Strict):
@@ -95,7 +107,17 @@ class StepSizeSearch:
 
     @property
     def stretch(self) -> int:
-        return self.task_plan.stretch or self.plan.stretch
+        """Budgets of the runs that confirm a choice: the last rung's where there are rungs."""
+        return max(self.rungs, default=self.task_plan.stretch or self.plan.stretch)
+
+    @property
+    def horizon(self) -> int:
+        """Oracle calls over which the score of the choice is taken."""
+        return self.task_plan.budget * (self.stretch if self.rungs else 1)
+
+    @property
+    def rungs(self) -> Mapping[int, int]:
+        return self.task_plan.rungs
 
     @property
     def points(self) -> int:
@@ -188,5 +210,8 @@ def make_search(
     consensus = frozenset(name for key, role in method.fields.items() if role == _CONSENSUS for name in key.split("+"))
     return StepSizeSearch(
         algorithm, task, plan, defaults, ranges, exponents, consensus, trials or task_plan.trials or plan.trials,
-        published, data_dir, {name: value for name, value in task_plan.algorithm.items() if name in defaults},
+        published, data_dir, {
+            **{name: value for name, value in task_plan.algorithm.items() if name in defaults},
+            **task_plan.own.get(algorithm, {}),
+        },
     )

@@ -56,7 +56,7 @@ def build_entry(result: SearchResult) -> dict[str, Any]:
     task_plan, base = search.task_plan, {**search.plan.experiment, **search.task_plan.experiment}
     return {
         "values": dict(chosen.values),
-        "horizon": {"oracle_calls": task_plan.budget, "rounds": chosen.first.rounds, "trials": search.trials},
+        "horizon": {"oracle_calls": search.horizon, "rounds": chosen.first.rounds, "trials": search.trials},
         "score": {
             "metric": task_plan.score, "mean": _round(chosen.score), "reached": chosen.first.reached,
             "defaults": _round(result.defaults.score),
@@ -88,10 +88,9 @@ def run_search(search: StepSizeSearch, trials: TrialRunner) -> Iterator[SearchRe
     for values in _propose(search, trials, tried):
         tried.append((values, trials.run(search, values, search.plan.seeds.search)))
         yield None
-    best = _choose(search, trials, tried)
+    best = _choose_by_halving(search, trials, tried) if search.rungs else _choose(search, trials, tried)
     defaults, *published = [
-        Candidate(values, first, _run_final(search, trials, values))
-        for values, first in tried[: len(search.known_values)]
+        _run_whole(search, trials, values, first) for values, first in tried[: len(search.known_values)]
     ]
     if _score(defaults) > _score(best) and _is_consistent(search, defaults) and _is_stable_elsewhere(
             search, trials, defaults, defaults.values):
@@ -112,6 +111,38 @@ def _choose(search: StepSizeSearch, trials: TrialRunner, tried: list[Tried]) -> 
             if _is_stable_elsewhere(search, trials, candidate, search.enlarge_steps(candidate.values)):
                 return candidate
     return None
+
+
+def _choose_by_halving(search: StepSizeSearch, trials: TrialRunner, tried: list[Tried]) -> Candidate | None:
+    """Return the best over the longest horizon that is stable there on both seeds and on the other graphs.
+
+    Fewer and fewer of the best run again for longer and longer. There is no margin: what a step does over the
+    whole horizon has been tried. If none of the last few is stable, shrink all steps and γ of the best until it is.
+    """
+    slack, seed = search.task_plan.slack, search.plan.seeds.search
+    for stretch, kept in search.rungs.items():
+        stable = [one for one in tried if one[1].is_stable(slack)]
+        best = sorted(stable, key=lambda one: _score(one[1]), reverse=True)[:kept]
+        tried = [(values, trials.run(search, values, seed, stretch)) for values, _ in best]
+    if not tried:
+        return None
+    finalists = sorted((_run_whole(search, trials, *one) for one in tried), key=_score, reverse=True)
+    smaller = (search.shrink_steps(finalists[0].values, factor) for factor in search.plan.retreat)
+    for candidate in chain(finalists, (
+        _run_whole(search, trials, values, trials.run(search, values, seed)) for values in smaller
+    )):
+        if _is_consistent(search, candidate) and _is_stable_elsewhere(search, trials, candidate, candidate.values):
+            return candidate
+    return None
+
+
+def _run_whole(search: StepSizeSearch, trials: TrialRunner, values: StepSizes, first: TrialResult) -> Candidate:
+    """Return values with the results that decide; where horizons differ, both are of the longest, if `first` holds."""
+    if search.rungs:
+        if not first.is_stable(search.task_plan.slack):
+            return Candidate(values, first, first)
+        first = trials.run(search, values, search.plan.seeds.search, search.stretch)
+    return Candidate(values, first, _run_final(search, trials, values))
 
 
 def _shrink(search: StepSizeSearch, trials: TrialRunner, best: Candidate) -> Iterator[Candidate]:
@@ -175,13 +206,21 @@ def _propose(search: StepSizeSearch, trials: TrialRunner, tried: list[Tried]) ->
     yield from search.known_values
     ends = (search.trials // 2, search.trials * 3 // 4, search.trials)
     for stage, (width, end) in enumerate(zip(_WIDTHS, ends, strict=True)):
-        best = next(_find_stable(search, trials, tried), None) if stage else None
-        centre = best.values if best else search.default_steps
+        best = _find_centre(search, trials, tried) if stage else None
+        centre = best or search.default_steps
         for values in _sample_box(search, stage, width if best else 1.0, centre):
             if len(tried) >= end:
                 break
             if values not in [t[0] for t in tried] and _is_valid(search, values):
                 yield values
+
+
+def _find_centre(search: StepSizeSearch, trials: TrialRunner, tried: list[Tried]) -> StepSizes | None:
+    """Return the values to sample around: the best so far; with rungs, which discard later, the best short trial."""
+    if not search.rungs:
+        return next((found.values for found in _find_stable(search, trials, tried)), None)
+    stable = [one for one in tried if one[1].is_stable(search.task_plan.slack)]
+    return max(stable, key=lambda one: _score(one[1]))[0] if stable else None
 
 
 def _sample_box(search: StepSizeSearch, stage: int, width: float, around: StepSizes) -> Iterator[StepSizes]:

@@ -45,7 +45,7 @@ class TrialResult:
     """How a trial ended. Field names are the log's."""
 
     status: str
-    score: float | None       # area under the curve per budget; None: diverged, worse than anything
+    score: float | None       # area under the curve per budget, of a rung `end`; None: diverged, worse than anything
     best: float | None        # mean height in the best fifth of the run
     end: float | None         # in the last fifth: single evaluations of an untracked method oscillate
     reached: float | None     # at the last evaluation: the loss, the distance to the solution, or the accuracy
@@ -121,7 +121,8 @@ class TrialRunner:
                 f"--budget: {budget} is not allowed; must be ≥ {int(start + per_round)}, the oracle calls of one round "
                 f"of {search.algorithm}"
             )
-        once = max(1, int((budget - start) // per_round))
+        horizon = trial.stretch * budget if search.rungs else budget      # whose evaluations are `points` in number
+        once = max(1, int((horizon - start) // per_round))
         rounds = max(1, int((trial.stretch * budget - start) // per_round))
         experiment = make_experiment(search, trial.values, trial.seed, rounds, max(1, once // search.points), graph)
         result = self._run_experiment(search, experiment)
@@ -130,11 +131,14 @@ class TrialRunner:
         values = compute_curve(history, score)
         fifths = [float(np.mean(part)) for part in np.array_split(values, min(5, len(values)))] if len(values) else []
         finished = result.status == "finished" and bool(np.isfinite(values).all())
+        end = fifths[-1] if finished else 0.0
+        # A rung asks what is worth a longer trial: where the curve ends, not how fast it starts.
+        height = end if search.rungs or not finished else integrate_curve(count_calls(history, search), values, budget)
         return TrialResult(
             status=result.status,
-            score=round(integrate_curve(count_calls(history, search), values, budget), 6) if finished else None,
+            score=round(height, 6) if finished else None,
             best=round(max(fifths), 6) if finished else None,
-            end=round(fifths[-1], 6) if finished else None,
+            end=round(end, 6) if finished else None,
             reached=float(f"{history[_find_scored_column(history, score)].iloc[-1]:.4g}") if finished else None,
             rounds=int(history["round"].iloc[-1]) if len(history) else 0,
             oracle={name: int(history[name].iloc[-1]) if len(history) else 0 for name in search.plan.weights},
@@ -171,6 +175,7 @@ def hash_setting(search: StepSizeSearch, graph: int = 0) -> str:
         "experiment": {**plan.experiment, **task_plan.experiment, "topology": search.topology(graph)},
         "budget": task_plan.budget, "score": task_plan.score,
         "weights": plan.weights, "points": search.points,
+        **({"scored": "end"} if search.rungs else {}),
         "fixed": {name: str(value) for name, value in search.defaults.items() if name not in search.default_steps},
         **({"identity": search.identity} if search.identity else {}),
         **({"given": str(search.given)} if search.identity or search.given else {}),

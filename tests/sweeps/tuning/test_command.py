@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config import yaml_io
 from dbo.platform.errors import InputError
 from dbo.sweeps.tuning import command
-from dbo.sweeps.tuning.plan import StepSizeSearch, TuningPlan, list_searches, read_plan
+from dbo.sweeps.tuning.plan import StepSizeSearch, TaskPlan, TuningPlan, list_searches, read_plan
 from dbo.sweeps.tuning.search import NoStableTrial, SearchResult, build_entry, run_search
 from dbo.sweeps.tuning.trials import TrialResult, TrialRunner, hash_setting, integrate_curve, make_experiment
 
@@ -274,6 +275,87 @@ def test_no_preset_is_worse_than_the_defaults() -> None:
     assert find(search, FakeRunner(0.9 * step)).chosen.values["eta_in"] < step
     assert find(search, FakeRunner(step, dense_limit=0.9 * step)).chosen.values["eta_in"] < step
     assert find(search, FakeRunner(1e9)).chosen.values["eta_in"] > step
+
+
+class SlowlyDivergingRunner(FakeRunner):
+    """The larger eta_in, the higher the score of a short trial; over eight budgets more than `limit` is not stable."""
+
+    def run(
+        self, search: StepSizeSearch, values: dict[str, float], seed: int, stretch: int = 1, graph: int = 0
+    ) -> TrialResult:
+        self.runs.append((stretch, seed, graph))
+        step = values["eta_in"]
+        if stretch == 1:
+            self.tried.append(step)
+        unstable = stretch == 8 and step > (self.dense_limit if graph else self.limit)
+        return TrialResult("finished", step, step, step - 100.0 * unstable, step, stretch, {}, 0.0)
+
+    def __init__(self, limit: float, dense_limit: float = 1e9) -> None:
+        super().__init__(limit, dense_limit)
+        self.runs: list[tuple[int, int, int]] = []
+
+
+def halving_search(**changes: Any) -> StepSizeSearch:
+    plan = small_plan(trials=12, **changes)
+    task_plan = plan.tasks["quadratic"].model_copy(update={"rungs": {2: 6, 8: 3}})
+    (search,) = list_searches(plan.model_copy(update={"tasks": {"quadratic": task_plan}}), ["f2ba"])
+    return search
+
+
+def test_fewer_and_fewer_of_the_best_run_longer() -> None:
+    """Each rung has its number of trials on the first seed; the best of the longest is the choice, as it is."""
+    search = halving_search()
+    free = SlowlyDivergingRunner(1e9)
+    assert free.choose(search) == max(free.tried)
+    on_first_seed = [stretch for stretch, seed, graph in free.runs if (seed, graph) == (PLAN.seeds.search, 0)]
+    assert on_first_seed[:12 + 6 + 3] == [1] * 12 + [2] * 6 + [8] * 3
+    third = sorted(free.tried)[-3]
+    assert SlowlyDivergingRunner(third).choose(search) == third
+    entry = build_entry(find(search, SlowlyDivergingRunner(third)))
+    assert entry["horizon"] == {"oracle_calls": 8 * 160, "rounds": 8, "trials": 12}
+
+
+def test_steps_shrink_if_none_of_the_longest_trials_is_stable() -> None:
+    """By the factors of the plan, and no further; on other graphs too."""
+    search = halving_search()
+    free = SlowlyDivergingRunner(1e9)
+    best = free.choose(search)
+    limit = 0.65 * best
+    assert limit < sorted(free.tried)[-3]           # all three of the last rung are above
+    for limits in ((limit, 1e9), (1e9, limit)):
+        assert SlowlyDivergingRunner(*limits).choose(search) == pytest.approx(0.64 * best, rel=0.01)
+    with pytest.raises(NoStableTrial):
+        find(search, SlowlyDivergingRunner(0.4 * best))
+
+
+def test_a_rung_is_scored_by_its_end(tmp_path: Path) -> None:
+    """A long trial has as many evaluations as a short one; without rungs the area over the first budget counts."""
+    search = halving_search()
+    plain = replace(search, plan=small_plan(trials=12))
+    runner, values = TrialRunner(tmp_path / "log.jsonl"), {"eta_in": 0.1, "eta_out": 0.1}
+    short, whole = (runner.run(search, values, 1, stretch) for stretch in (1, 8))
+    area, longer = (runner.run(plain, values, 1, stretch) for stretch in (1, 8))
+    assert hash_setting(search) != hash_setting(plain)
+    assert (short.score, whole.score) == (short.end, whole.end)
+    assert (short.end, whole.rounds, whole.reached) == (area.end, longer.rounds, longer.reached)
+    assert area.score == pytest.approx(longer.score, rel=0.05)
+    assert short.score > area.score
+    assert whole.score > short.score
+
+
+@pytest.mark.parametrize("rungs", [{1: 4}, {4: 2, 2: 1}, {2: 3, 4: 5}, {2: 0}])
+def test_rungs_that_do_not_halve_are_refused(rungs: dict[int, int]) -> None:
+    """Budgets grow, and the number of trials does not."""
+    with pytest.raises(ValidationError, match="rungs"):
+        TaskPlan(**{**PLAN.tasks["quadratic"].model_dump(), "rungs": rungs})
+
+
+def test_a_task_fixes_parameters_of_one_algorithm() -> None:
+    """Besides those that it fixes for all."""
+    fixed = {"algorithm": {"inner_steps": 3}, "own": {"lean": {"lam": 20.0}}}
+    task_plan = PLAN.tasks["quadratic"].model_copy(update=fixed)
+    lean, c2dfb = list_searches(PLAN.model_copy(update={"tasks": {"quadratic": task_plan}}), ["lean", "c2dfb"])
+    assert (lean.given, c2dfb.given) == ({"inner_steps": 3, "lam": 20.0}, {"inner_steps": 3})
 
 
 def test_tasks_with_downloads_are_searched_by_name_only() -> None:

@@ -67,6 +67,17 @@ def test_task_without_samples_keeps_its_score() -> None:
     assert plan(task={"name": "quadratic"}).searches[0].task_plan.score == "distance"
 
 
+def test_rungs_of_the_shipped_plan_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that the shipped plan searches by successive halving is searched so here too."""
+    known = own_plan.read_plan()
+    rungs = known.tasks["coefficient_tuning/digits"].model_copy(update={"rungs": {3: 4}, "points": 6})
+    shipped = known.model_copy(update={"tasks": {**known.tasks, "coefficient_tuning/digits": rungs}})
+    assert plan().searches[0].rungs == {}
+    monkeypatch.setattr(own_plan, "read_plan", lambda: shipped)
+    (search,) = plan().searches
+    assert (search.rungs, search.stretch, search.points) == ({3: 4}, 3, 6)
+
+
 def test_loss_curve_is_the_share_that_has_fallen() -> None:
     """Zero at the start, one at a loss of zero, negative where the loss grows; test metrics do not matter."""
     history = pd.DataFrame({"tune_loss": [2.0, 1.0, 0.0, 3.0], "node_accuracy_mean": [0.9, 0.1, 0.1, 0.1]})

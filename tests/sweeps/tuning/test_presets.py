@@ -103,7 +103,9 @@ def test_shipped_log_has_equal_budgets(shipped: dict[tuple[str, str], SearchResu
             entry for entry in entries
             if (entry["trial"]["algorithm"], entry["trial"]["task"]) == (search.algorithm, search.task)
         ]
-        tried = [entry for entry in mine if entry["trial"]["seed"] == PLAN.seeds.search]
+        tried = [
+            entry for entry in mine if (entry["trial"]["seed"], entry["trial"]["stretch"]) == (PLAN.seeds.search, 1)
+        ]
         shrunk = [search.shrink_steps(entry["trial"]["values"], by) for entry in tried for by in PLAN.retreat]
         assert sum(entry["trial"]["values"] not in shrunk for entry in tried) == search.trials
         assert all(values in [entry["trial"]["values"] for entry in tried] for values in search.known_values)
