@@ -237,27 +237,27 @@ async def c2dfb(st: State, shard: Shard, cfg: Config) -> State:
         outer = Outer(x_hat=x_hat, s_hat=s_hat, wx_hat=wx, ws_hat=ws)
     x = st.x + cfg.gamma_out * (wx - x_hat) - cfg.eta_out * st.s                                      # Alg. 1, l. 4
 
-    t, s, u, loop_y, loop_z = st.t, st.s, st.u, st.loop_y, st.loop_z
-    del st      # frees the loops' arrays as they are replaced
+    t, s, u, loops = st.t, st.s, st.u, {"y": st.loop_y, "z": st.loop_z}
+    del st      # nothing but `loops` refers to a loop's arrays: the memory of those that are replaced is used again
     if is_reset:
-        loop_y, loop_z = reset(loop_y), reset(loop_z)
+        loops = {name: reset(loop) for name, loop in loops.items()}
     batches = iter(range(count_batches(cfg)))
     step_y = Step(cfg.eta_in if cfg.eta_y is None else cfg.eta_y, cfg.gamma_in, cfg.compressor)
     step_z = replace(step_y, eta=cfg.eta_in if cfg.eta_z is None else cfg.eta_z)
     if cfg.tracker == "refresh":
         grad_y, grad_z = inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
-        loop_y, loop_z = refresh(loop_y, grad_y), refresh(loop_z, grad_z)
+        loops["y"], loops["z"] = refresh(loops["y"], grad_y), refresh(loops["z"], grad_z)
     for k in range(cfg.inner_steps):                                                                  # Alg. 1, l. 6–7
         grad_y, grad_z = inner_gradients(shard.sample(key.at(next(batches))), cfg, x)
-        loop_y, y_d, y_s = inner_step(loop_y, grad_y, step_y, key.at(k), "y")
-        loop_z, z_d, z_s = inner_step(loop_z, grad_z, step_z, key.at(k), "z")
+        loops["y"], y_d, y_s = inner_step(loops.pop("y"), grad_y, step_y, key.at(k), "y")
+        loops["z"], z_d, z_s = inner_step(loops.pop("z"), grad_z, step_z, key.at(k), "z")
         wy_d, wy_s, wz_d, wz_s = await mix(y_d=y_d, y_s=y_s, z_d=z_d, z_s=z_s)
-        loop_y, loop_z = receive(loop_y, wy_d, wy_s), receive(loop_z, wz_d, wz_s)
+        loops["y"], loops["z"] = receive(loops["y"], wy_d, wy_s), receive(loops["z"], wz_d, wz_s)
 
     batch = shard.sample(key.at(next(batches)))
-    u_old, u = u, upper_gradient(batch, cfg.lam, x, loop_y.d, loop_z.d)                               # Alg. 1, l. 9
+    u_old, u = u, upper_gradient(batch, cfg.lam, x, loops["y"].d, loops["z"].d)                       # Alg. 1, l. 9
     s = s + (cfg.gamma_out * (ws - s_hat) + (u - u_old))                                              # Alg. 1, l. 11
-    return State(t=t + 1, x=x, s=s, u=u, loop_y=loop_y, loop_z=loop_z, outer=outer)
+    return State(t=t + 1, x=x, s=s, u=u, loop_y=loops["y"], loop_z=loops["z"], outer=outer)
 
 
 def inner_gradients(batch: Shard, cfg: Loops, x: Array) -> tuple[Gradient, Gradient]:
@@ -278,12 +278,15 @@ def refresh(v: Inner, gradient: Gradient) -> Inner:
 
 def inner_step(v: Inner, gradient: Gradient, step: Step, key: Key, channel: str) -> tuple[Inner, Residual, Residual]:
     """Algorithm 2, one k: update d and s, and return the two residuals to send."""
-    d = v.d + step.gamma * (v.wd_hat - v.d_hat) - step.eta * v.s                                     # Alg. 2, l. 2
-    q_d = step.compressor(d - v.d_hat, key, channel + "_d")                                           # Alg. 2, l. 4
-    grad = gradient(d)
-    s = v.s + (step.gamma * (v.ws_hat - v.s_hat) + (grad - v.grad))                                   # Alg. 2, l. 5
-    q_s = step.compressor(s - v.s_hat, key, channel + "_s")                                           # Alg. 2, l. 7
-    new = replace(v, d=d, s=s, grad=grad, d_hat=v.d_hat + q_d.values, s_hat=v.s_hat + q_s.values)
+    d, s, grad, d_hat, s_hat, wd_hat, ws_hat = v.d, v.s, v.grad, v.d_hat, v.s_hat, v.wd_hat, v.ws_hat
+    del v       # see c2dfb
+    d = d + step.gamma * (wd_hat - d_hat) - step.eta * s                                             # Alg. 2, l. 2
+    q_d = step.compressor(d - d_hat, key, channel + "_d")                                             # Alg. 2, l. 4
+    grad_old, grad = grad, gradient(d)
+    s = s + (step.gamma * (ws_hat - s_hat) + (grad - grad_old))                                       # Alg. 2, l. 5
+    del grad_old
+    q_s = step.compressor(s - s_hat, key, channel + "_s")                                             # Alg. 2, l. 7
+    new = Inner(d, s, grad, d_hat + q_d.values, s_hat + q_s.values, wd_hat, ws_hat)
     return new, q_d, q_s
 
 

@@ -41,11 +41,11 @@ class Fault:
 
 FAULTS = {
     "gamma halved in the tracker": Fault(
-        (("s = v.s + (step.gamma * (v.ws_hat", "s = v.s + (0.5 * step.gamma * (v.ws_hat"),),
+        (("s = s + (step.gamma * (ws_hat", "s = s + (0.5 * step.gamma * (ws_hat"),),
         "reference", ("with defaults", "differs from the reference's from round 1 on"),
     ),
     "step along the mixed tracker": Fault(
-        (("- step.eta * v.s ", "- step.eta * (v.s + v.ws_hat - v.s_hat) "),),
+        (("- step.eta * s ", "- step.eta * (s + ws_hat - s_hat) "),),
         "reference", ("differs from the reference's",),
     ),
     "wrong factor under h": Fault(
@@ -60,7 +60,8 @@ FAULTS = {
         (("    for k in range(cfg.inner_steps):",
           "    if cfg.tracker == 'cached':\n"
           "        grad_y, grad_z = inner_gradients(shard, cfg, x)\n"
-          "        loop_y, loop_z = replace(loop_y, grad=grad_y(loop_y.d)), replace(loop_z, grad=grad_z(loop_z.d))\n"
+          "        loops['y'] = replace(loops['y'], grad=grad_y(loops['y'].d))\n"
+          "        loops['z'] = replace(loops['z'], grad=grad_z(loops['z'].d))\n"
           "    for k in range(cfg.inner_steps):"),),
         "switches", ("with tracker=cached, invariant mean(s_y) = mean(∇r_i) is off",),
     ),
@@ -73,9 +74,9 @@ FAULTS = {
         "draws", ("rounds 1 and 2 draw the same numbers", "count t in the state"),
     ),
     "one key for all nodes": Fault(
-        (('    q_s = step.compressor(s - v.s_hat, key, channel + "_s")',
+        (('    q_s = step.compressor(s - s_hat, key, channel + "_s")',
           '    key = replace(key, ids=0 * key.ids)\n'
-          '    q_s = step.compressor(s - v.s_hat, key, channel + "_s")'),),
+          '    q_s = step.compressor(s - s_hat, key, channel + "_s")'),),
         "draws", ("nodes draw the same numbers on channel y_s", "shard.ids"),
     ),
     "one channel name for two messages": Fault(
@@ -91,11 +92,11 @@ FAULTS = {
         "channels", ("y_s, z_s: noise",),
     ),
     "a stale gradient": Fault(
-        (("    grad = gradient(d)\n    s = ", "    grad = gradient(v.d)\n    s = "),),
+        (("    d = d + step", "    d_old, d = d, d + step"), ("grad = grad, gradient(d)", "grad = grad, gradient(d_old)")),
         "reference", ("differs from the reference's from round 1 on",),
     ),
     "a stale gradient, seen by identities": Fault(
-        (("    grad = gradient(d)\n    s = ", "    grad = gradient(v.d)\n    s = "),),
+        (("    d = d + step", "    d_old, d = d, d + step"), ("grad = grad, gradient(d)", "grad = grad, gradient(d_old)")),
         "switches", ("with inner_steps=2, invariant mean(s_y) = mean(∇r_i) is off",),
     ),
     "a dropped message": Fault(
@@ -116,17 +117,17 @@ FAULTS = {
         "reference", ("with defaults, ", "from round 4 on"),
     ),
     "one bad compressor": Fault(
-        (("    q_d = step.compressor(d - v.d_hat, key",
-          "    q_d = step.compressor((2 if type(step.compressor).__name__ == 'Qsgd' else 1) * (d - v.d_hat), key"),),
+        (("    q_d = step.compressor(d - d_hat, key",
+          "    q_d = step.compressor((2 if type(step.compressor).__name__ == 'Qsgd' else 1) * (d - d_hat), key"),),
         "reference", ("with compressor=qsgd,",),
     ),
     "arithmetic that wide rows refuse": Fault(
-        (("    t, s, u, loop_y", "    x[:, 0] = x[:, 0]\n    t, s, u, loop_y"),),
+        (("    t, s, u, loops", "    x[:, 0] = x[:, 0]\n    t, s, u, loops"),),
         "wide rows", ("raises", "rows cannot be changed in place", "lazy sums"),
     ),
     "double precision in wide rows": Fault(
-        (("    t, s, u, loop_y", "    x = x * (1.01 if x.shape[1] > 60000 and x.dtype == 'float32' else 1.0)\n"
-                                 "    t, s, u, loop_y"),),
+        (("    t, s, u, loops", "    x = x * (1.01 if x.shape[1] > 60000 and x.dtype == 'float32' else 1.0)\n"
+                                "    t, s, u, loops"),),
         "wide rows", ("from plain float64", "lazy sums"),
     ),
 }
