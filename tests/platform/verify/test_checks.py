@@ -92,11 +92,11 @@ FAULTS = {
         "channels", ("y_s, z_s: noise",),
     ),
     "a stale gradient": Fault(
-        (("    d = d + step", "    d_old, d = d, d + step"), ("grad = grad, gradient(d)", "grad = grad, gradient(d_old)")),
+        (("    d = d + step", "    d_old, d = d, d + step"), ("grad, gradient(d)", "grad, gradient(d_old)")),
         "reference", ("differs from the reference's from round 1 on",),
     ),
     "a stale gradient, seen by identities": Fault(
-        (("    d = d + step", "    d_old, d = d, d + step"), ("grad = grad, gradient(d)", "grad = grad, gradient(d_old)")),
+        (("    d = d + step", "    d_old, d = d, d + step"), ("grad, gradient(d)", "grad, gradient(d_old)")),
         "switches", ("with inner_steps=2, invariant mean(s_y) = mean(∇r_i) is off",),
     ),
     "a dropped message": Fault(
