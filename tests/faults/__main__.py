@@ -1,6 +1,6 @@
 """Inject faults into runs and print a table: does every run recover, without loss and without duplicates?
 
-    python -m tests.faults [NAME …] [--short] [--sabotage] [--resume] [--markdown FILE]
+    python -m tests.faults [NAME …] [--short] [--sabotage] [--resume] [--cases N] [--markdown FILE]
 
     actors    SIGKILL of Ray actors in every phase of a round, 3 algorithms × 3 topologies, and an actor that hangs
     driver    SIGKILL of the command at random times, resumed, with MLflow: one run there, every point once
@@ -37,7 +37,8 @@
 Columns: `lost` counts evaluations or points that are missing at the end, `doubled` those that are there twice. Seconds
 are those of a recovery (actors, driver, disk, mlflow, sealed, supervise), of a detection (silent, partition, cluster)
 or of a response (the others). With `--markdown` or `--results`, each row is kept in a file as soon as it has ended;
-`--resume` skips the rows that are there already, so that a whole run can be completed in pieces.
+`--resume` skips the rows that are there already, so that a whole run can be completed in pieces. `cluster` takes a
+quarter of an hour: with `--cases N` it ends after N of its cases, and `--resume` continues with the others.
 """
 
 import argparse
@@ -52,7 +53,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.faults import results
-from tests.faults.row import HEADINGS, Row
+from tests.faults.row import HEADINGS, Pieces, Row
 
 RESULTS = Path("docs/faults.jsonl")
 
@@ -91,6 +92,9 @@ FAULTS = {      # name: module of tests.faults, function
 }
 
 
+IN_PIECES = frozenset({"cluster"})       # rows whose function takes `pieces`
+
+
 def load_fault(name: str) -> Callable[..., Row]:
     """Return the function of a fault test. Imported late: some need Ray, some MLflow."""
     module, function = FAULTS[name]
@@ -98,12 +102,23 @@ def load_fault(name: str) -> Callable[..., Row]:
     return found
 
 
-def run_row(name: str, short: bool, sabotage: bool) -> tuple[Row, float]:
-    """Run one row; return it and the load of the machine meanwhile."""
-    start, loads = time.perf_counter(), [os.getloadavg()[0]]
-    row = load_fault(name)(short, sabotage)
-    row.total_seconds = time.perf_counter() - start
-    return row, sum([*loads, os.getloadavg()[0]]) / 2
+def run_row(name: str, short: bool, sabotage: bool, pieces: Pieces | None = None) -> tuple[Row, float]:
+    """Run one row, or a piece of it; return it and the load of the machine meanwhile."""
+    start, load = time.perf_counter(), os.getloadavg()[0]
+    row = load_fault(name)(short, sabotage, **({"pieces": pieces} if pieces is not None else {}))
+    row.total_seconds += time.perf_counter() - start
+    row.loads += [load, os.getloadavg()[0]]
+    return row, sum(row.loads) / len(row.loads)
+
+
+def find_pieces(name: str, file: Path | None, options: argparse.Namespace) -> Pieces | None:
+    """Return where a row in pieces keeps them; without --resume it starts again."""
+    if name not in IN_PIECES or file is None or options.short or options.sabotage:
+        return None
+    path = file.with_name(f".{file.stem}-{name}.json")
+    if not options.resume:
+        path.unlink(missing_ok=True)
+    return Pieces(path, options.cases)
 
 
 def main() -> int:
@@ -116,25 +131,33 @@ def main() -> int:
     parser.add_argument(
         "--sabotage", action="store_true", help="break what each test protects: every row must then show NO")
     parser.add_argument("--resume", action="store_true", help="skip rows that the file of results has")
+    parser.add_argument("--cases", type=int, metavar="N", help="end a long row (cluster) after N of its cases")
     parser.add_argument("--results", type=Path, metavar="FILE", help=f"keep each row here; default: {RESULTS}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table of all results into this page")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in FAULTS]:
         parser.error(f"{', '.join(unknown)}: unknown; allowed: {', '.join(FAULTS)}")
+    if options.cases is not None and (options.cases < 1 or not (options.results or options.markdown or options.resume)):
+        parser.error("--cases: must be at least 1, and needs --results, --markdown or --resume")
     file = options.results or (RESULTS if options.markdown or options.resume else None)
     known = {entry.name for entry in results.read(file) if entry.sabotage == options.sabotage} if file else set()
     console = Console(width=max(120, Console().width))
     rows = []
     for name in options.names or FAULTS:
-        if options.resume and name in known:
+        pieces = find_pieces(name, file, options)
+        is_begun = pieces is not None and pieces.path is not None and pieces.path.exists()
+        if options.resume and name in known and not is_begun:
             continue
         console.print(f"{name} …", highlight=False, style="dim")
-        row, load = run_row(name, options.short, options.sabotage)
-        rows.append(row)
+        row, load = run_row(name, options.short, options.sabotage, pieces)
         for text in [*row.notes, *(f"PROBLEM {text}" for text in row.problems)]:
             console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
         summary = " · ".join([*row.format(), f"{row.total_seconds:.0f} s in total"])
         console.print(f"  {summary}", highlight=False, soft_wrap=True)
+        if not row.is_complete:
+            console.print("  not complete: --resume continues", highlight=False)
+            continue
+        rows.append(row)
         if file is not None:
             results.replace(file, results.measure(name, row, options.short, options.sabotage, load))
         if options.markdown is not None:

@@ -19,7 +19,7 @@ from dbo.platform.runs.run_folder import read_events, read_summary
 from dbo.platform.runs.runner import NoCallback, run
 from tests.faults.crash import ALGORITHMS, SETTINGS
 from tests.faults.drivers import COMMAND, find_children, wait_for_child
-from tests.faults.row import Row, count_evaluations, hash_run
+from tests.faults.row import Pieces, Row, count_evaluations, hash_run
 from tests.faults.shutdown import marked_environment
 
 DETECTION_SECONDS = 30.0
@@ -88,22 +88,23 @@ def count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def processes(short: bool, sabotage: bool = False) -> Row:
+def processes(short: bool, sabotage: bool = False, pieces: Pieces | None = None) -> Row:
     """Every process of Ray at every stage. Sabotage: nobody looks at workers that have not answered yet."""
     row = Row("processes of Ray", f"ends or goes on within {DETECTION_SECONDS:g} s (GCS: {GCS_SECONDS:g} s), same bits")
-    stop_workers_at_start(row, sabotage)
     if sabotage or short:
+        stop_workers_at_start(row, sabotage)
         return row
     with tempfile.TemporaryDirectory() as base:
         place = Path(base)
-        run_undisturbed(place)
-        hit_run(row, place, "gcs_server", signal.SIGSTOP)
-        hit_run(row, place, "gcs_server", signal.SIGKILL)
-        hit_run(row, place, "raylet", signal.SIGSTOP)
-        kill_gcs_of_a_long_run(row, place)
-        stop_gcs_of_a_sweep(row, place)
-        connect_to_a_stopped_gcs(row, place)
-    return row
+        return (pieces or Pieces()).run(row, {
+            "workers stopped at the start": lambda row: stop_workers_at_start(row, sabotage=False),
+            "GCS stopped": lambda row: hit_run(row, place, "gcs_server", signal.SIGSTOP),
+            "GCS killed": lambda row: hit_run(row, place, "gcs_server", signal.SIGKILL),
+            "raylet stopped": lambda row: hit_run(row, place, "raylet", signal.SIGSTOP),
+            "GCS of a long run killed": lambda row: kill_gcs_of_a_long_run(row, place),
+            "GCS of a sweep stopped": lambda row: stop_gcs_of_a_sweep(row, place),
+            "connect to a stopped GCS": lambda row: connect_to_a_stopped_gcs(row, place),
+        })
 
 
 def run_undisturbed(place: Path) -> None:
@@ -165,6 +166,8 @@ def _end_idle_workers() -> None:
 
 def hit_run(row: Row, place: Path, name: str, number: signal.Signals) -> None:
     """Hit a process in the middle of a run; one that does not end well is resumed."""
+    if not (place / "calm").exists():
+        run_undisturbed(place)
     case, folder = f"{name}, {number.name}", place / f"{name}-{number.name}"
     command = ["run", *OPTIONS, f"rounds={ROUNDS}", "--out", str(folder)]
 

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dbo.platform.runs.atomic_io import write_atomically
 from dbo.platform.runs.run_folder import read_metrics
 from dbo.platform.runs.schema import CLOCKS
 
@@ -34,6 +36,8 @@ class Row:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)       # why the target is missed; the first 20
     total_seconds: float = 0.0
+    loads: list[float] = field(default_factory=list)        # of the machine, while the row ran
+    is_complete: bool = True                                # False: `Pieces` has stopped before its last case
 
     @property
     def ok(self) -> bool:
@@ -58,6 +62,34 @@ class Row:
             self.test, str(self.tried), str(self.survived), str(self.lost), str(self.doubled), quantile(0.5),
             quantile(0.95), self.target, "yes" if self.ok else "NO",
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Run the cases of a long row in several calls: what has ended is kept in a file until all have."""
+
+    path: Path | None = None
+    limit: int | None = None        # cases per call
+
+    def run(self, row: Row, cases: Mapping[str, Callable[[Row], None]]) -> Row:
+        """Return the row with the cases that were run before and those of this call."""
+        done: list[str] = []
+        if self.path is not None and self.path.exists():
+            stored = json.loads(self.path.read_text())
+            row, done = Row(**stored["row"]), stored["done"]
+        start, spent = time.perf_counter(), row.total_seconds
+        for name in [name for name in cases if name not in done][:self.limit]:
+            cases[name](row)
+            done.append(name)
+            row.total_seconds = spent + time.perf_counter() - start
+            row.loads.append(os.getloadavg()[0])
+            if self.path is not None:
+                write_atomically(self.path, json.dumps({"row": asdict(row), "done": done}))
+        row.total_seconds = spent               # the caller adds the time of this call
+        row.is_complete = len(done) == len(cases)
+        if self.path is not None and row.is_complete:
+            self.path.unlink(missing_ok=True)
+        return row
 
 
 def hash_run(folder: Path) -> str:

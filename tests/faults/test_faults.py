@@ -3,14 +3,17 @@
 `ELSEWHERE` names the short versions of rows that need a cluster or an MLflow server.
 """
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults import __main__ as faults
 from tests.faults import results
+from tests.faults.row import Pieces, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
@@ -127,6 +130,29 @@ def test_rows_are_completed_in_pieces(tmp_path: Path) -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
     assert [row[0] for row in rows] == ["`secrets` (short)", "`yaml` (short)"]
     assert [dict(zip(results.HEADINGS, row, strict=True))["sabotaged"] for row in rows] == ["not run", "NO"]
+
+
+def test_a_long_row_is_completed_in_pieces(tmp_path: Path) -> None:
+    """Every case runs once, in its order; counts, seconds and loads of all calls are added up; no file is left."""
+    ran: list[str] = []
+
+    def make_case(name: str) -> Callable[[Row], None]:
+        def case(row: Row) -> None:
+            ran.append(name)
+            row.count(name != "b", f"{name} failed")
+            row.seconds.append(1.0)
+        return case
+
+    pieces, cases = Pieces(tmp_path / "part.json", limit=2), {name: make_case(name) for name in "abc"}
+    first = pieces.run(Row("long", "target"), cases)
+    assert (ran, first.is_complete, first.tried) == (["a", "b"], False, 2)
+    stored = json.loads(pieces.path.read_text()) if pieces.path else {}
+    assert (stored["done"], stored["row"]["total_seconds"] > 0) == (["a", "b"], True)
+    second = pieces.run(Row("long", "target"), cases)
+    assert (ran, second.is_complete, second.total_seconds > 0) == (["a", "b", "c"], True, True)
+    assert (second.tried, second.survived, second.seconds, second.problems) == (3, 2, [1.0] * 3, ["b failed"])
+    assert len(second.loads) == 3
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ def row() -> Row:
 ])
 def test_a_run_survives_or_is_resumed(row: Row, tmp_path: Path, name: str, number: signal.Signals) -> None:
     """It goes on, or ends with one line and a failed summary; in the end it has the bits of an undisturbed run."""
-    clusters.run_undisturbed(tmp_path)
     clusters.hit_run(row, tmp_path, name, number)
     assert row.ok, (row.problems, row.notes)
 
