@@ -206,6 +206,19 @@ def test_the_papers_table_has_seeds_and_a_stop_rule(name: str) -> None:
     assert {experiment.until.target for experiment in experiments if experiment.until} == {str(target)}
 
 
+BEYOND = sorted({file.stem for file in plan.SWEEP_FOLDERS["beyond/"].glob("*.yaml")} - {"frontier"})      # a sweep
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_comparisons_beyond_the_paper_choose_and_measure_on_different_seeds(name: str) -> None:
+    """A search scores the tune split of a seed that no comparison has; a comparison has no tune split."""
+    experiments, target = compare.plan(str(plan.SWEEP_FOLDERS["beyond/"] / f"{name}.yaml"), [], [], None)
+    is_search = name == "damping" or name.startswith("search-")
+    assert (target.metric == "tune_accuracy") == is_search
+    assert {experiment.seed for experiment in experiments} == ({20} if is_search else {31, 32, 33})
+    assert all((experiment.tune_fraction > 0) == is_search for experiment in experiments)
+
+
 def test_the_papers_mnist_figure_has_three_seeds_on_the_ring_alone() -> None:
     sweep = plan.read_sweep(plan.find_sweep("paper/figure3"))
     cells = Grid(sweep, measure=False).cells
