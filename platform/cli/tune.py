@@ -130,5 +130,5 @@ def _describe(result: "SearchResult") -> str:
     metric = search.task_plan.score
     steps = ", ".join(f"{name} {value:g}" for name, value in chosen.values.items())
     defaults = "diverge" if result.defaults.score is None else f"score {result.defaults.score:.3f}"
-    value = f"{metric} {chosen.first.reached:.4g} after {search.task_plan.budget} oracle calls"
+    value = f"{metric} {chosen.first.reached:.4g} after {search.horizon} oracle calls"
     return f"{search.algorithm} on {search.task}: {steps}; score {chosen.score:.3f}, {value}; the defaults {defaults}"

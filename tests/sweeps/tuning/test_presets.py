@@ -10,6 +10,8 @@ from dbo.algorithms.registry import algorithms
 from dbo.platform.config import yaml_io
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.runner import prepare, run
+from dbo.sweeps.grid import Grid
+from dbo.sweeps.plan import find_sweep, read_sweep
 from dbo.sweeps.tuning import command
 from dbo.sweeps.tuning.plan import list_searches, read_plan
 from dbo.sweeps.tuning.search import SearchResult, build_entry
@@ -113,6 +115,22 @@ def test_shipped_log_has_equal_budgets(shipped: dict[tuple[str, str], SearchResu
             budget, outcome = search.task_plan.budget * entry["trial"]["stretch"], entry["outcome"]
             if outcome["status"] == "finished":
                 assert budget - count_calls(outcome) / outcome["rounds"] <= count_calls(outcome) <= budget
+
+
+def test_steps_of_figure_3_are_those_that_were_searched() -> None:
+    """C²DFB's: the preset with h = 0.8, and the recorded result and the best logged trial with iid data."""
+    place = "hyper_representation/mnist"
+    cells = [cell.experiment for cell in Grid(read_sweep(find_sweep("paper/figure3"), []), measure=False).cells]
+    recorded = yaml_io.read(command.PAGE.with_name("tuning-figure3-iid.yaml"))["c2dfb"][place]
+    logged = [entry for entry in read_log(command.PAGE.with_name("tuning-figure3-iid.jsonl"))
+              if entry["trial"]["stretch"] == max(PLAN.tasks[place].rungs) and entry["outcome"]["score"] is not None]
+    assert {entry["trial"]["seed"] for entry in logged} == {PLAN.seeds.search, PLAN.seeds.final}
+    assert all(entry["trial"]["values"] == recorded["values"] for entry in logged)
+    searched = {"iid": recorded["values"], "by_class": PRESETS["c2dfb"][place]}
+    found = [(cell.partition["name"], cell.algorithm) for cell in cells if cell.algorithm["name"] == "c2dfb"]
+    assert {name for name, _ in found} == set(searched)
+    for name, algorithm in found:
+        assert {key: algorithm[key] for key in searched[name]} == searched[name]
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:
