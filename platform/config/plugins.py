@@ -19,7 +19,7 @@ from dbo.platform.config.code_identity import Source, combine, parse_source, rea
 from dbo.platform.config.paths import expand_user
 from dbo.platform.config.validation import validate_defaults
 from dbo.platform.errors import InputError
-from dbo.platform.runs.atomic_io import open_regular
+from dbo.platform.regular_files import open_regular
 
 _KINDS = "task, dataset, partition, topology, compressor or algorithm"
 _loaded: dict[str, bytes] = {}      # module → the source that runs: a file that was edited meanwhile is run again

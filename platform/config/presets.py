@@ -23,7 +23,7 @@ from dbo.parameters import declaration
 from dbo.platform.config import yaml_io
 from dbo.platform.config.paths import expand_user
 from dbo.platform.errors import InputError
-from dbo.platform.runs.atomic_io import open_regular
+from dbo.platform.regular_files import open_regular
 from dbo.tasks.registry import TASKS
 
 

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dbo.platform.regular_files import open_regular
+
 _TOKEN = "[0-9a-f]{16}"      # what makes a temporary name unpredictable
 _STALE = 600.0               # seconds without a write after which the writer of a temporary file is considered dead
 _CHUNK = 1 << 20
@@ -100,17 +102,6 @@ def read_chunks(path: Path, size: int) -> Iterator[bytes]:
 def open_without_links(path: str, flags: int) -> int:
     """Open a file for `open(opener=…)`; a symbolic link in its place is an OSError."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-
-
-def open_regular(path: str, flags: int) -> int:
-    """Open a file for `open(opener=…)`; a device or a pipe, which may never end, is an OSError."""
-    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
-        return handle
-    os.close(handle)
-    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    raise OSError(number, os.strerror(number) if number == errno.EISDIR else "not a regular file", path)
 
 
 def read_bounded(path: Path, limit: int) -> bytes:

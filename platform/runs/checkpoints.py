@@ -24,9 +24,9 @@ from safetensors.numpy import load
 
 from dbo.platform.engine.state_tree import Flat
 from dbo.platform.errors import InputError
+from dbo.platform.regular_files import open_regular
 from dbo.platform.runs.atomic_io import (
     describe_errors,
-    open_regular,
     read_bounded,
     sync_folder,
     temporary_path,

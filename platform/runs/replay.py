@@ -21,7 +21,8 @@ from dbo.platform.errors import InputError
 from dbo.platform.network.timing import Floats, Interval, Profile, TraceRow
 from dbo.platform.network.timing import replay as compute_times
 from dbo.platform.network.topology import TOPOLOGIES
-from dbo.platform.runs.atomic_io import open_regular, read_bounded
+from dbo.platform.regular_files import open_regular
+from dbo.platform.runs.atomic_io import read_bounded
 from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import RunFolder, iterate_metrics, read_experiment, read_metrics, read_network
 from dbo.platform.runs.schema import Record, RecordedNetwork, Target, section

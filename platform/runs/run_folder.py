@@ -32,11 +32,11 @@ from safetensors.numpy import load_file
 
 from dbo.platform.config.redact import redact_all
 from dbo.platform.errors import FolderLockedError, InputError, RunError
+from dbo.platform.regular_files import open_regular
 from dbo.platform.runs import schema
 from dbo.platform.runs.atomic_io import (
     describe_errors,
     drop_partial_line,
-    open_regular,
     open_without_links,
     read_bounded,
     read_chunks,

@@ -18,7 +18,7 @@ import numpy as np
 
 from dbo.dashboards.palette import get_style
 from dbo.platform.errors import InputError
-from dbo.platform.runs.atomic_io import open_regular
+from dbo.platform.regular_files import open_regular
 from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import (
     GROUP_FILE,
