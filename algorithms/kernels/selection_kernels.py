@@ -135,9 +135,9 @@ def _settle_one(least: float, ties: int, v: float, out: Array, at: Any) -> tuple
 
 @compiled
 def settle(least: float, ties: int, words: Array, entries: Array, out: Array) -> int:
-    """Keep the packed entries above `least` and the first `ties` equal to it; write them to `out`; return how many.
+    """Write the packed entries above `least` and the first `ties` equal to it to `out`; return how many.
 
-    `words` keep their marks.
+    The marks of the others are cleared.
     """
     at: Any = np.uint64(0)
     read: Any = np.uint64(0)

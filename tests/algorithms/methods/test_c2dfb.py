@@ -8,6 +8,7 @@ import pytest
 
 from dbo.algorithms.compression.compressors import Identity, TopK
 from dbo.algorithms.gossip import Message
+from dbo.algorithms.kernels import fused
 from dbo.algorithms.methods import c2dfb, c2dfb_nc
 from dbo.algorithms.registry import Algorithm, algorithms
 from dbo.algorithms.rng import Key
@@ -167,6 +168,26 @@ def test_a_lost_message_breaks_the_references() -> None:
     own = np.concatenate([b.state.loop_y.d_hat for b in blocks])
     weighted = np.concatenate([b.state.loop_y.wd_hat for b in blocks])
     assert np.abs(weighted - net.weights @ own).max() > 1e-3
+
+
+def test_sums_of_the_loops_use_the_memory_of_what_they_replace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sum of wide rows is written over one of its terms: the loops need no new memory."""
+    monkeypatch.setattr(fused, "MIN_ENTRIES", 5)      # y and z are wide, x is not
+    made = c2dfb_engine(rounds=1, tracker="cached")
+    original, fresh = fused.evaluate, []
+
+    def spy(sums: Any, visit: Any = None) -> Any:
+        for out, terms in sums:
+            if not any(out is array for _, array in terms):
+                fresh.append(out)
+        return original(sums, visit)
+
+    monkeypatch.setattr(fused, "evaluate", spy)
+    made.advance(2)
+    assert len(fresh) == 0
+    monkeypatch.setattr(c2dfb, "inner_step", lambda v, *others, step=c2dfb.inner_step: (v, step(v, *others))[1])
+    made.advance(3)
+    assert len(fresh) > 0, "a name that refers to the old loop costs memory"
 
 
 def test_reference_comes_closer_by_the_contraction_factor(inner_steps: list[Step]) -> None:
