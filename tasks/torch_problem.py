@@ -13,6 +13,7 @@ from torch import Tensor
 from dbo.tasks.arrays import Array
 from dbo.tasks.partitions import assign_samples
 from dbo.tasks.protocol import Part, Problem, Setup, Split, generator
+from dbo.tasks.torch_randomness import RandomLossError, refuse_random_numbers
 from dbo.tasks.torch_shard import LevelData, TorchShard
 from dbo.tasks.torch_task import Batch, TorchTask
 from dbo.tasks.trees import TreeSpec, flatten
@@ -208,13 +209,15 @@ def _try_losses(problem: TorchProblem) -> None:
         group = level.groups[0]
         inputs = group.inputs[0]
         compute = (lambda i=inputs: task.representation(x, i)) if task.has_representation else None
-        value = _call(f"{name}(x, y, batch)", loss, x, y, Batch(inputs, group.labels[0], group.index[0], compute))
+        with refuse_random_numbers():
+            value = _call(f"{name}(x, y, batch)", loss, x, y, Batch(inputs, group.labels[0], group.index[0], compute))
         if not isinstance(value, Tensor) or value.ndim != 0:
             shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else _describe(value)
             raise ValueError(f"task: {name}(x, y, batch) returns {shown}; must be a scalar tensor, e.g. a mean")
         if not value.is_floating_point() or not bool(torch.isfinite(value)):
             raise ValueError(f"task: {name}(x, y, batch) returns {value.item()} at the start; must be a finite float")
-    found = _call("metrics(x, y, test)", task.metrics, x, y, problem._test_batch(x))
+    with refuse_random_numbers():
+        found = _call("metrics(x, y, test)", task.metrics, x, y, problem._test_batch(x))
     _check_metrics(task, found)
     shard = problem.shard(range(min(2, problem.nodes)))
     for values in (shard.f, shard.g):
@@ -229,6 +232,8 @@ def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         if error.args:
             raise ValueError(f"task: {what} fails: {error}") from error
         raise ValueError(f"task: the method {what} is missing") from error
+    except RandomLossError as error:
+        raise ValueError(f"task: {what} {error}") from error
     except Exception as error:
         hint = "; if it cannot be vectorised, set vectorize = False in the class" if "vmap" in what else ""
         reason = str(error).strip().partition("\n")[0]

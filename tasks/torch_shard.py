@@ -19,6 +19,7 @@ from torch import Tensor
 from dbo.tasks.arrays import Array, DoubleCast
 from dbo.tasks.kernels.memory import Memory, remember
 from dbo.tasks.protocol import Shard
+from dbo.tasks.torch_randomness import refuse_random_numbers
 from dbo.tasks.torch_task import Batch, TorchTask
 from dbo.tasks.trees import TreeSpec
 
@@ -306,12 +307,16 @@ class _Loss:
 
 
 def _map_rows(task: TorchTask, function: Callable[..., Any], *rows: Any) -> Any:
-    """Return the function of every row: under `torch.vmap`, or one by one if the task asks for that."""
+    """Return the function of every row: under `torch.vmap`, or one by one if the task asks for that.
+
+    Neither lets a loss draw random numbers.
+    """
     dims = tuple(None if part is None else 0 for part in rows)
     if task.vectorize:
         return torch.vmap(function, in_dims=dims, randomness="error")(*rows)
     count = len(_tensors(rows[0])[0])
-    results = [function(*(_map_tensors(part, lambda t, i=i: t[i]) for part in rows)) for i in range(count)]  # type: ignore[misc]
+    with refuse_random_numbers():
+        results = [function(*(_map_tensors(part, lambda t, i=i: t[i]) for part in rows)) for i in range(count)]  # type: ignore[misc]
     return _stack(results)
 
 

@@ -345,6 +345,50 @@ def test_mistakes_are_one_line(methods: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+RANDOM: dict[str, Callable[[Any], Any]] = {
+    "dropout": lambda values: torch.nn.functional.dropout(values, 0.5),
+    "noise": lambda values: values + torch.randn_like(values),
+    "bernoulli": lambda values: values * torch.bernoulli(torch.full_like(values, 0.5)),
+    "subset": lambda values: values[torch.randperm(len(values))[:2]],
+}
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("kind", RANDOM)
+def test_a_loss_must_not_draw_random_numbers(kind: str, vectorize: bool) -> None:
+    """With and without vmap: the reason, and no advice that leads to the other form."""
+    def lower(self: Any, x: Any, y: Any, batch: Any) -> Any:
+        return RANDOM[kind](y[0]).square().sum()
+
+    with pytest.raises(ValueError, match=r"task: lower\(x, y, batch\) draws random numbers \(\w+\), which") as caught:
+        build(variant(lower=lower, vectorize=vectorize))
+    assert "vectorize" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_begins_to_draw_later_is_found() -> None:
+    """Node by node, the oracles look at every operation, not only at those of the start."""
+    def lower(self: Any, x: Any, y: Any, batch: Any) -> Any:
+        is_far = bool((y[0].abs() > 100).any())
+        return (torch.nn.functional.dropout(y[0], 0.5) if is_far else y[0]).square().sum()
+
+    shard = build(variant(lower=lower, vectorize=False)).shard(range(4))
+    x, y, _ = point(shard)
+    shard.g_y(x, y)
+    with pytest.raises(ValueError, match="draws random numbers"):
+        shard.g_y(x, 1000 * y)
+
+
+def test_dropout_that_is_off_is_accepted() -> None:
+    """`training=False` draws nothing."""
+    def lower(self: Any, x: Any, y: Any, batch: Any) -> Any:
+        return torch.nn.functional.dropout(y[0], 0.5, training=False).square().sum()
+
+    shard = build(variant(lower=lower, vectorize=False)).shard(range(4))
+    x, y, _ = point(shard)
+    np.testing.assert_allclose(shard.g_y(x, y), 2 * y, rtol=1e-12)
+
+
 def test_a_loss_that_cannot_be_vectorised_runs_node_by_node() -> None:
     """`vectorize = False` accepts any Python in a loss."""
     def lower(self: Any, x: Any, y: Any, b: Any) -> Any:

@@ -1,0 +1,26 @@
+"""Refuse random numbers inside of a loss: a resumed run, or another packing of nodes, could not repeat them."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class RandomLossError(ValueError):
+    """A loss or a metric has drawn random numbers."""
+
+
+def refuse_random_numbers() -> AbstractContextManager[Any]:
+    """Return a context in which an operation that draws from a generator, such as dropout, is a `RandomLossError`."""
+    return _NoRandomNumbers()    # type: ignore[no-untyped-call]
+
+
+class _NoRandomNumbers(TorchDispatchMode):    # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in operation.tags:
+            raise RandomLossError(
+                f"draws random numbers ({operation.overloadpacket.__name__}), which a resumed run could not repeat; "
+                f"draw them in data or init, and call dropout with training=False"
+            )
+        return operation(*args, **(kwargs or {}))
