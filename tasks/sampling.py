@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from dbo.tasks.arrays import Array
-from dbo.tasks.kernels.streams import draw_integers
+from dbo.tasks.streams import draw_integers
 
 _AHEAD = 1 << 13      # numbers that are drawn at once at most, so that they stay in the cache
 

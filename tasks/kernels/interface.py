@@ -1,4 +1,4 @@
-"""The operations on sparse samples that have an implementation for NumPy arrays and one for torch tensors.
+"""The operations on samples that have an implementation for NumPy arrays and one for torch tensors.
 
 `sparse_matrix` chooses its implementation itself. tests/tasks/kernels/test_twins.py compares the implementations, and
 fails for an operation that has one only.
@@ -27,6 +27,18 @@ class DocumentKernels(Protocol):
     def row_products(self, w: Any, v: Any, factor: Any, out: Any) -> None: ...
 
 
+class ProductKernels(Protocol):
+    """The layers of a perceptron on mini-batches; `gathered_products` documents them."""
+
+    def multiply(
+        self, rows: Any, at: Any, x: Any, first: int, least: float, out: Any, to: Any, start: int, stop: int
+    ) -> None: ...
+    def multiply_back(self, d: Any, at: Any, x: Any, first: int, out: Any, start: int, stop: int) -> None: ...
+    def multiply_transposed(
+        self, rows: Any, at: Any, d: Any, out: Any, first: int, start: int, stop: int) -> None: ...
+    def drop_inactive(self, d: Any, activations: Any, out: Any) -> None: ...
+
+
 def documents_of(array: Array) -> DocumentKernels:
     """Return the implementation for arrays of this type; numba or torch is imported when needed, which is slow."""
     if isinstance(array, np.ndarray):
@@ -36,3 +48,17 @@ def documents_of(array: Array) -> DocumentKernels:
     from dbo.tasks.kernels import torch_bag_of_words
 
     return torch_bag_of_words
+
+
+def products_of(array: Array) -> ProductKernels:
+    """Return the implementation for arrays of this type; numba or torch is imported when needed, which is slow.
+
+    That of NumPy is for some widths and processors: ask its `suits`, and call `compile_products` first.
+    """
+    if isinstance(array, np.ndarray):
+        from dbo.tasks.kernels import gathered_products
+
+        return gathered_products
+    from dbo.tasks.kernels import torch_gathered_products
+
+    return torch_gathered_products

@@ -6,6 +6,7 @@ node, which fill most of the cache, are loaded once for several batches. The pro
 where those are faster than BLAS.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,9 +16,10 @@ from typing import Any, Literal
 from weakref import ref
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from dbo.tasks.api import Array
+from dbo.tasks.kernels.interface import ProductKernels, products_of
 from dbo.tasks.kernels.memory import Memory, remember
 from dbo.tasks.kernels.threads import map_ranges
 from dbo.tasks.notices import print_notice
@@ -31,15 +33,15 @@ _FEWEST = 1 << 18        # multiplications of a node's batch, in the first layer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredRows:
-    """Samples of a batch, as numbers of rows in the features of a level: compiled products read them there."""
+    """Samples of a batch, as numbers of rows in the features of a level, where the products read them."""
 
     features: Array
     at: Array          # (nodes, size)
-    products: Any      # the module `gathered_products`
+    products: ProductKernels
 
 
 @cache
-def _import_products(widths: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+def _import_products(widths: tuple[int, ...], dtype: np.dtype[Any]) -> ProductKernels | None:
     """Return the compiled products if they suit these layers; None: use NumPy. Imports numba, which is slow."""
     from dbo.tasks.kernels import compiling, gathered_products
 
@@ -114,12 +116,14 @@ class Backbone:
                 d = layout.matmul(d, layers[k][0].swapaxes(1, 2))
         return gradient
 
-    def find_products(self, features: Array, size: int) -> Any:
-        """Return the compiled products for batches of this size; None: use NumPy.
+    def find_products(self, features: Array, size: int) -> ProductKernels | None:
+        """Return the products for batches of this size, compiled ones or those of a device; None: use NumPy.
 
         The choice changes bits, so it depends on nothing that differs between blocks.
         """
-        if not isinstance(features, np.ndarray) or size * self.widths[0] * self.widths[1] < _FEWEST:
+        if not isinstance(features, np.ndarray):
+            return products_of(features)
+        if size * self.widths[0] * self.widths[1] < _FEWEST:
             return None
         return _import_products(self.widths[1:], features.dtype)
 
@@ -148,53 +152,68 @@ class Backbone:
                     result[first : first + step, node] = z.reshape(*chosen.shape, -1)
         return [result.reshape(batches, nodes * size, -1) for result in results]
 
-    def _forward_gathered(self, products: Any, features: Array, at: Array, x: Array) -> list[Array]:
+    def _forward_gathered(self, products: ProductKernels, features: Array, at: Array, x: Array) -> list[Array]:
         """`forward_batches` without copies of the features."""
+        xp, count = array_namespace(x), math.prod(at.shape)
         batches, nodes, size = at.shape
-        x, number = np.ascontiguousarray(x), features.dtype.type
-        least = number(0 if self.activation == "relu" else -np.inf)
+        x, least = _contiguous(x), 0.0 if self.activation == "relu" else -math.inf
+        if isinstance(features, np.ndarray):
+            least = features.dtype.type(least)      # the loops are compiled for numbers of this type
         # Node by node: the batches of a node follow each other, so that they share its weights.
         source, target = (
-            np.ascontiguousarray(each.swapaxes(0, 1)).reshape(nodes, -1)
-            for each in (at, np.arange(at.size).reshape(at.shape)))
+            _contiguous(xp.permute_dims(each, (1, 0, 2))).reshape(nodes, -1)
+            for each in (at, _number_rows(x, at.shape)))
         results, first = [], 0
         for a, b in pairwise(self.widths):
-            out = np.empty((at.size, b), features.dtype)
+            out = xp.empty((count, b), dtype=features.dtype, device=device(features))
             _run(products.multiply, nodes, features, source, x, first, least, out, target)
             if self.activation == "tanh":
-                np.tanh(out, out=out)
+                xp.tanh(out, out=out)
             results.append(out.reshape(batches, nodes * size, b))
             features, source, first = out, target, first + (a + 1) * b
         return results
 
-
     def _backward_gathered(self, activations: list[Any], x: Array, d: Array) -> Array:
-        """`backward` with the compiled products."""
+        """`backward` with the products that read rows where they are."""
         inputs, *layers = activations
-        products, nodes = inputs.products, len(inputs.at)
-        everything = np.arange(inputs.at.size).reshape(inputs.at.shape)
-        x, gradient, first = np.ascontiguousarray(x), np.empty(x.shape, x.dtype), x.shape[1]
+        xp, products, nodes = array_namespace(x), inputs.products, len(inputs.at)
+        everything = _number_rows(x, inputs.at.shape)
+        x, first = _contiguous(x), x.shape[1]
+        gradient: Array = xp.empty_like(x)
         for k in reversed(range(len(layers))):
             out, width = layers[k], self.widths[k + 1]
             first -= (self.widths[k] + 1) * width
             if self.activation == "tanh":
                 d = d * (1.0 - out * out)
             else:
-                active = np.empty_like(out)
-                products.drop_inactive(np.ascontiguousarray(d), out, active)
+                active = xp.empty_like(out)
+                products.drop_inactive(_contiguous(d), out, active)
                 d = active
             rows, at = (layers[k - 1], everything) if k else (inputs.features, inputs.at)
             _run(products.multiply_transposed, nodes, rows, at, d, gradient, first)
             if k > 0:
-                before = np.empty((len(d), self.widths[k]), d.dtype)
+                before = xp.empty((len(d), self.widths[k]), dtype=d.dtype, device=device(d))
                 _run(products.multiply_back, nodes, d, everything, x, first, before)
                 d = before
         return gradient
 
 
-def _run(kernel: Any, nodes: int, *arguments: Any) -> None:
-    """Call a compiled product for all nodes, on the threads."""
-    map_ranges(lambda start, stop: kernel(*arguments, start, stop), nodes)
+def _run(kernel: Any, nodes: int, rows: Array, *arguments: Any) -> None:
+    """Call a product for all nodes, on the threads of the host."""
+    if isinstance(rows, np.ndarray):
+        map_ranges(lambda start, stop: kernel(rows, *arguments, start, stop), nodes)
+    else:
+        kernel(rows, *arguments, 0, nodes)
+
+
+def _contiguous(array: Array) -> Array:
+    return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.contiguous()
+
+
+def _number_rows(like: Array, shape: tuple[int, ...]) -> Array:
+    """Return 0, 1, 2, … in this shape, on the device of an array."""
+    numbers: Array = array_namespace(like).arange(math.prod(shape), device=device(like)).reshape(shape)
+    return numbers
 
 
 class BackboneSamples(ABC):
@@ -399,5 +418,6 @@ class BackboneBatch(BackboneSamples):
         features, nodes = self._source.features, self._layout.nodes
         products = self._source.backbone.find_products(features, len(self._at) // nodes)
         if products is not None:
-            return GatheredRows(features, self._at.reshape(nodes, -1), products)
+            at = array_namespace(features).asarray(self._at.reshape(nodes, -1), device=device(features))
+            return GatheredRows(features, at, products)
         return take_features(features, self._at)

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,63 +10,36 @@ import numpy as np
 import pytest
 from scipy import sparse
 from tests.faults.messages import advance
+from tests.platform.engine.device_blocks import TASKS, start
 
 from dbo.algorithms.api import algorithms
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine import device as placing
-from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.block import Block
 from dbo.platform.engine.device import Cpu, Torch, open_device, select_device
-from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.errors import RunError
-from dbo.platform.network.topology import single_node
-from dbo.platform.runs.runner import prepare, run
-from dbo.tasks.problems import coefficient_tuning
+from dbo.platform.runs.runner import run
+from dbo.tasks.problems import backbone, coefficient_tuning
 
 torch = pytest.importorskip("torch")
 
 
-TEXT = {"name": "coefficient_tuning", "dataset": "synthetic_text", "documents": 200, "features": 60, "classes": 5}
-TASKS: dict[str, dict[str, Any]] = {
-    "quadratic": {"name": "quadratic", "dim_x": 4, "dim_y": 8},
-    "digits": {"name": "coefficient_tuning"},
-    "text": TEXT,
-    "wide text": TEXT,
-    "representation": {"name": "hyper_representation", "activation": "tanh"},
-}
 COMPRESSORS: dict[str, dict[str, Any]] = {
     "top_k": {"name": "top_k"}, "rand_k": {"name": "rand_k"}, "qsgd": {"name": "qsgd"}, "sign": {"name": "sign"},
 }
 
-# Steps with which the few documents of the text do not diverge.
-STABLE: dict[str, dict[str, Any]] = {
-    "mdbo": {"beta_x": 0.5, "beta_y": 0.5}, "c2dfb_nc": {"eta_in": 0.1, "eta_out": 0.1},
-}
-
-
-def start(
-    name: str, device: Any, task: dict[str, Any], ids: list[list[int]], compressor: dict[str, Any] | None = None
-) -> list[Block]:
-    compresses = "compressor" in {field.name for field in fields(algorithms()[name].config)}
-    chosen = {"compressor": compressor} if compresses and compressor else {}
-    algorithm = {"name": name, **STABLE.get(name, {}), **chosen}
-    experiment = Experiment(nodes=4, dtype="float64", task=task, algorithm=algorithm, engine={"name": "local"})
-    parts, setup = experiment.parts, prepare(experiment)
-    problem, network = setup.problem, setup.network
-    if parts.algorithm.network == "single":
-        problem, network, ids = pool_nodes(problem), single_node(), [[0]]
-    elif parts.algorithm.network == "star":
-        problem, network = arrange(parts.algorithm, problem, network)
-        ids = [*ids, [network.nodes - 1]] if len(ids) > 1 else [[*ids[0], network.nodes - 1]]
-    return [Block(parts.algorithm, parts.config, problem, network, nodes, device=device) for nodes in ids]
+WITH_TIES = {"digits in batches"}      # pixels that three images leave black: the signs of what rounding leaves
+ONE_BLOCK = ((0, 1, 2, 3),)
 
 
 @pytest.fixture(autouse=True)
 def _settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use one thread; give the wide text the shard of models with many entries."""
+    """Use one thread; give the wide text the shard of models with many entries, and layers their compiled products."""
     torch.set_num_threads(1)
     if "wide text" in request.node.name:
         monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)
+    if "layers in batches" in request.node.name:
+        monkeypatch.setattr(backbone, "_FEWEST", 1)
 
 
 def largest_difference(ours: list[Block], theirs: list[Block]) -> float:
@@ -92,22 +65,18 @@ def test_torch_equals_numpy(name: str, task: str) -> None:
 
     Oracle calls and bytes are the same.
     """
-    runs = [
-        start(name, device, TASKS[task], [[0, 1], [2, 3]], {"name": "identity"}) for device in (Torch("cpu"), Cpu())
-    ]
+    runs = [start(name, task, device, compressor={"name": "identity"}) for device in (Torch("cpu"), Cpu())]
     for blocks in runs:
         advance(blocks, rounds=2)
     assert largest_difference(*runs) < 1e-10
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", sorted(TASKS.keys() - WITH_TIES))
 @pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc"])
 def test_compressed_rounds_equal_numpy(name: str, task: str, compressor: str) -> None:
     """Five rounds with every compressor: the same entries are selected and the same levels drawn."""
-    runs = [
-        start(name, device, TASKS[task], [[0, 1], [2, 3]], COMPRESSORS[compressor]) for device in (Torch("cpu"), Cpu())
-    ]
+    runs = [start(name, task, device, compressor=COMPRESSORS[compressor]) for device in (Torch("cpu"), Cpu())]
     for blocks in runs:
         advance(blocks, rounds=5)
     assert largest_difference(*runs) < 1e-10
@@ -115,7 +84,7 @@ def test_compressed_rounds_equal_numpy(name: str, task: str, compressor: str) ->
 
 def test_comparison_detects_another_state() -> None:
     """Control: one round more is a difference."""
-    runs = [start("c2dfb", device, TASKS["quadratic"], [[0, 1, 2, 3]]) for device in (Torch("cpu"), Cpu())]
+    runs = [start("c2dfb", "quadratic", device, ONE_BLOCK) for device in (Torch("cpu"), Cpu())]
     for rounds, blocks in enumerate(runs, start=2):
         advance(blocks, rounds=rounds)
     for blocks in runs:
@@ -127,8 +96,8 @@ def test_comparison_detects_another_state() -> None:
 
 def test_checkpoints_cross_devices() -> None:
     """A snapshot of one device consists of plain arrays and can be restored on the other."""
-    [on_torch] = start("c2dfb", Torch("cpu"), {"name": "quadratic"}, [[0, 1, 2, 3]])
-    [on_numpy] = start("c2dfb", Cpu(), {"name": "quadratic"}, [[0, 1, 2, 3]])
+    [on_torch] = start("c2dfb", "quadratic", Torch("cpu"), ONE_BLOCK)
+    [on_numpy] = start("c2dfb", "quadratic", Cpu(), ONE_BLOCK)
     advance([on_torch], rounds=2)
     flat = on_torch.snapshot()
     assert all(isinstance(array, np.ndarray) for array in flat.values())
@@ -159,7 +128,7 @@ def test_local_engine_runs_on_a_torch_device(name: str, tmp_path: Path) -> None:
     """`engine.device: torch_cpu` gives the metrics of NumPy, and is another run; an extended run has the same bits."""
     def run_on(device: str, rounds: int, folder: str, **options: Any) -> Any:
         return run(Experiment(
-            nodes=4, dtype="float64", rounds=rounds, task=TASKS["quadratic"], algorithm={"name": name},
+            nodes=4, dtype="float64", rounds=rounds, **TASKS["quadratic"], algorithm={"name": name},
             checkpoint_every=1, engine={"name": "local", "device": device},
         ), tmp_path / folder, **options)
 
@@ -216,7 +185,7 @@ def test_a_run_on_the_cpu_does_not_import_torch(tmp_path: Path) -> None:
 def test_compressed_rounds_on_a_gpu_equal_numpy(compressor: str) -> None:
     """On a real GPU: five rounds with every compressor, packets included."""
     runs = [
-        start("c2dfb", device, TASKS["quadratic"], [[0, 1], [2, 3]], COMPRESSORS[compressor])
+        start("c2dfb", "quadratic", device, compressor=COMPRESSORS[compressor])
         for device in (select_device(1), Cpu())
     ]
     for blocks in runs:
@@ -230,7 +199,7 @@ def test_compressed_rounds_on_a_gpu_equal_numpy(compressor: str) -> None:
 @pytest.mark.parametrize("name", list(algorithms()))
 def test_a_gpu_does_not_make_the_host_wait(name: str, task: str) -> None:
     """On a real GPU: a round of one block, uncompressed, runs while torch refuses every synchronisation."""
-    blocks = start(name, select_device(1), TASKS[task], [[0, 1, 2, 3]], {"name": "identity"})
+    blocks = start(name, task, select_device(1), ONE_BLOCK, compressor={"name": "identity"})
     advance(blocks, rounds=1)            # uploads the weights
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -247,7 +216,7 @@ def test_gpu_equals_cpu(name: str, task: str) -> None:
     """On a real GPU: equal to the CPU to 1e-8 in float64, and bit-identical twice."""
     ends = []
     for device in (Cpu(), select_device(1), select_device(1)):
-        blocks = start(name, device, TASKS[task], [[0, 1], [2, 3]])
+        blocks = start(name, task, device)
         advance(blocks, rounds=2)
         ends.append(np.concatenate([block.rows("y") for block in blocks]))
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-8, atol=1e-12)

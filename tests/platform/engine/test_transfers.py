@@ -1,36 +1,22 @@
 """In a round only encoded bytes cross from the device to the host, for every algorithm, task and compressor."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.faults.messages import advance
+from tests.platform.engine.device_blocks import TASKS, start
 
 from dbo.algorithms.api import algorithms
-from dbo.platform.config.experiment import Experiment
-from dbo.platform.engine.arrangement import arrange
 from dbo.platform.engine.block import Block
 from dbo.platform.engine.device import Torch
-from dbo.platform.engine.shard_wrappers import pool_nodes
-from dbo.platform.network.topology import single_node
-from dbo.platform.runs.runner import prepare
-from dbo.tasks.problems import coefficient_tuning
+from dbo.tasks.problems import backbone, coefficient_tuning
 from dbo.tasks.problems.quadratic import QuadraticShard
 
 torch = pytest.importorskip("torch")
 transfers = pytest.importorskip("tests.platform.engine.transfers")
 
-TEXT = {"name": "coefficient_tuning", "dataset": "synthetic_text", "documents": 100, "features": 50, "classes": 4}
-TASKS: dict[str, dict[str, Any]] = {
-    "quadratic": {"name": "quadratic", "dim_x": 4, "dim_y": 8},
-    "digits": {"name": "coefficient_tuning", "test_fraction": 0.9},
-    "text": TEXT,
-    "wide text": TEXT,
-    "representation": {"name": "hyper_representation", "test_fraction": 0.9, "hidden": [8, 6]},
-}
-FEW = {"inner_steps": 2, "higp_steps": 2, "neumann_terms": 3}      # short loops, for algorithms that have them
 COMPRESSORS: dict[str, dict[str, Any]] = {
     "identity": {"name": "identity"}, "top_k": {"name": "top_k"}, "rand_k": {"name": "rand_k"},
     "qsgd": {"name": "qsgd"}, "odd qsgd": {"name": "qsgd", "levels": 5}, "sign": {"name": "sign"},
@@ -41,24 +27,6 @@ every_compressor = pytest.mark.parametrize("compressor", COMPRESSORS)
 compressing = pytest.mark.parametrize("name", ["c2dfb", "c2dfb_nc"])
 
 
-def start(name: str, task: str, device: Any, **algorithm: Any) -> list[Block]:
-    """Return two blocks of two nodes; single-machine algorithms have one block."""
-    known = {field.name for field in fields(algorithms()[name].config)}
-    few = {key: value for key, value in FEW.items() if key in known}
-    experiment = Experiment(
-        nodes=4, dtype="float64", task=TASKS[task], algorithm={"name": name, **few, **algorithm},
-        engine={"name": "local"},
-    )
-    parts, setup = experiment.parts, prepare(experiment)
-    problem, network, blocks = setup.problem, setup.network, [[0, 1], [2, 3]]
-    if parts.algorithm.network == "single":
-        problem, network, blocks = pool_nodes(problem), single_node(), [[0]]
-    elif parts.algorithm.network == "star":
-        problem, network = arrange(parts.algorithm, problem, network)
-        blocks = [*blocks, [network.nodes - 1]]
-    return [Block(parts.algorithm, parts.config, problem, network, ids, device=device) for ids in blocks]
-
-
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -66,9 +34,11 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _select_shard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the wide text the shard of models with many entries."""
+    """Give the wide text the shard of models with many entries, and layers their compiled products."""
     if "wide text" in request.node.name:
         monkeypatch.setattr(coefficient_tuning, "FUSED_MIN_ENTRIES", 1)
+    if "layers in batches" in request.node.name:
+        monkeypatch.setattr(backbone, "_FEWEST", 1)
 
 
 @every_task

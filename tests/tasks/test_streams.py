@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dbo.tasks.kernels import streams
+from dbo.tasks import streams
 
 
 @pytest.mark.parametrize("words", [1, 4, 5, 7])
