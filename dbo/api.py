@@ -52,7 +52,8 @@ def run(
     `experiment` is an `Experiment`, a YAML file or a mapping; keywords override its keys. A section may be given by
     its name: `run(algorithm="madsbo", topology="ring")`. `out` is the run folder; `resume` continues an interrupted
     run in it, `start_from` extends a finished run that has fewer rounds. A notebook shows the progress; `callback`
-    replaces that display.
+    replaces that display. `start` may be a model instead of a file: that of a result, a `state_dict` with the names x.…
+    and y.…, or a pair (x, y) of trees or modules; it is written to runs/starts.
     """
     from dbo.platform.runs import runner
 
@@ -190,11 +191,22 @@ def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:
         data = dict(base or {})
     else:
         raise InputError(f"experiment: {base!r:.80} is not allowed; must be an Experiment, a YAML file or a mapping")
-    return Experiment(**overrides.apply(data, dict(_flatten_sections(settings))))
+    return Experiment(**overrides.apply(data, dict(_flatten_sections(_save_start(settings)))))
+
+
+def _save_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace a model that is given as `start` by a file with its content."""
+    start = settings.get("start")
+    if start is None or isinstance(start, str | Path):
+        return settings
+    from dbo.platform.runs.result import save_start
+
+    return {**settings, "start": save_start(start)}
 
 
 def _format_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Keywords as the `key=value` texts of the command line; JSON is YAML."""
+    settings = _save_start(settings)
     axes = settings.get("axes", {})
     if not isinstance(axes, Mapping):
         raise InputError(f"axes: {axes!r:.80} is not allowed; must map keys to lists of values")

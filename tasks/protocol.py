@@ -305,6 +305,21 @@ class Task(ABC):
         """Return x and y, given as (dim,) rows, in the structure that the task's author uses for them."""
         return x, y
 
+    def read_model(self, seed: int, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Return x and y as (dim,) rows in float64, from the arrays of a file; ValueError says what it lacks.
+
+        The file has the rows of one or several nodes, of which the mean is taken.
+        """
+        if missing := {"x", "y"} - arrays.keys():
+            raise ValueError(f"has no {', '.join(sorted(missing))}; must have the arrays x and y")
+        return average_rows(arrays["x"]), average_rows(arrays["y"])
+
+
+def average_rows(rows: Array) -> Array:
+    """Return the mean of one or several rows, in float64."""
+    mean: Array = np.atleast_2d(rows).mean(axis=0, dtype=np.float64)
+    return mean
+
 
 def generator(seed: int, purpose: str, *more: int) -> np.random.Generator:
     """Return the random generator of one purpose, keyed by the seed, the purpose and the numbers after it alone."""

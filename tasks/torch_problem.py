@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dbo.tasks.arrays import Array
 from dbo.tasks.partitions import assign_samples
-from dbo.tasks.protocol import Part, Problem, Setup, Split, generator
+from dbo.tasks.protocol import Part, Problem, Setup, Split, average_rows, generator
 from dbo.tasks.torch_randomness import RandomLossError, refuse_random_numbers
 from dbo.tasks.torch_shard import LevelData, TorchShard
 from dbo.tasks.torch_task import Batch, TorchTask
@@ -144,6 +144,17 @@ def unflatten_model(task: TorchTask, seed: int, x: Array, y: Array) -> tuple[Any
     """Return the user's own trees or modules with the entries of two rows."""
     (spec_x, _), (spec_y, _) = flatten_start(task, seed)
     return spec_x.rebuild(_as_row(x)), spec_y.rebuild(_as_row(y))
+
+
+def flatten_model(task: TorchTask, seed: int, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Return the rows of a model whose arrays are rows of nodes, or the tensors of a `state_dict`."""
+    specs = {name: spec for name, (spec, _) in zip("xy", flatten_start(task, seed), strict=True)}
+    x, y = (
+        average_rows(arrays[name]) if name in arrays and arrays[name].shape[-1:] == (spec.dim,)
+        else spec.join({key: value for key, value in arrays.items() if key.partition(".")[0] == name}, name)
+        for name, spec in specs.items()
+    )
+    return x, y
 
 
 def read_split(split: Any) -> Split:

@@ -91,3 +91,9 @@ class TorchTask(Task):
         from dbo.tasks.torch_problem import unflatten_model
 
         return unflatten_model(self, seed, x, y)
+
+    def read_model(self, seed: int, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return x and y as rows, from the rows of nodes or from the tensors of a `state_dict`, `x.…` and `y.…`."""
+        from dbo.tasks.torch_problem import flatten_model
+
+        return flatten_model(self, seed, arrays)

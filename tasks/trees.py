@@ -1,11 +1,13 @@
 """Flatten trees of tensors and modules to a row, and rebuild them inside a loss."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
@@ -88,12 +90,26 @@ class TreeSpec:
 
         return _map(self.template, lambda leaf: parts[leaf.number].reshape(leaf.shape).clone(), load)
 
-    def name_parts(self, row: Tensor) -> dict[str, Tensor]:
-        """Return path → copy of the tensor, as in a state_dict."""
-        shapes = {leaf.number: leaf.shape for leaf in _leaves(self.template)}
-        parts = torch.split(row, self.sizes)
-        named = enumerate(zip(self.paths, parts, strict=True))
-        return {path: part.reshape(shapes[number]).clone() for number, (path, part) in named}
+    def join(self, parts: Mapping[str, NDArray[Any]], where: str) -> NDArray[Any]:
+        """Return the row whose parts are the arrays of a state_dict, `where.…`; ValueError names one that is wrong.
+
+        Buffers are not part of a row: those that the arrays have must be those of the modules.
+        """
+        names = [where] if isinstance(self.template, _Leaf) else [f"{where}.{path}" for path in self.paths]
+        shapes = {name: tuple(leaf.shape) for name, leaf in zip(names, _leaves(self.template), strict=True)}
+        constants = dict(_buffers(self.template, where))
+        for name, shape in shapes.items():
+            if name not in parts:
+                raise ValueError(f"has no {name}; must have {', '.join(names)}")
+            if parts[name].shape != shape:
+                raise ValueError(f"has {name} of shape {parts[name].shape}; this task has {shape}")
+        for name in parts.keys() - shapes.keys():
+            if name not in constants:
+                raise ValueError(f"has {name}; must have {', '.join(names)}, and nothing else of {where}")
+            constant = constants[name]
+            if constant is not None and not np.array_equal(constant.numpy(), parts[name]):
+                raise ValueError(f"has a buffer {name} that is not the one of the task's init")
+        return np.concatenate([parts[name].reshape(-1).astype(np.float64) for name in names])
 
 
 def flatten(tree: Any, where: str) -> tuple[TreeSpec, Tensor]:
@@ -164,3 +180,14 @@ def _leaves(node: Any) -> Iterator[_Leaf]:
     else:
         for item in node.values() if isinstance(node, dict) else node:
             yield from _leaves(item)
+
+
+def _buffers(node: Any, path: str) -> Iterator[tuple[str, Tensor | None]]:
+    """Yield the other entries of the modules' state_dicts: buffers, and None for second names of a parameter."""
+    if isinstance(node, _ModuleLeaf):
+        buffers = dict(node.module.named_buffers())
+        for name in node.module.state_dict().keys() - node.parameters.keys():
+            yield f"{path}.{name}", buffers.get(name)
+    elif not isinstance(node, _Leaf):
+        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _buffers(item, f"{path}.{key}")

@@ -3,31 +3,37 @@
 import hashlib
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dbo.platform.config.paths import expand_user
 from dbo.platform.errors import InputError
 
 
-def load_start(file: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return x and y of a file as (dim,) rows; of the rows of several nodes, their mean."""
+def load_start(file: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file: x and y, as the rows of nodes, or x.… and y.…, the tensors of a model."""
     return parse_start(_read(file), file)
 
 
-def parse_start(content: bytes, file: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def parse_start(content: bytes, file: str) -> dict[str, NDArray[Any]]:
     """Return what `load_start` returns, from the content of a file."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
+    if content[:2] in (b"PK", b"\x80\x02"):        # torch.save, in its two formats
+        raise InputError(
+            f"start: {file} is a pickle, which is not read; write it with "
+            f"safetensors.torch.save_file(model.state_dict(), FILE), names x.… and y.…"
+        )
     try:
         arrays = load(content)
     except (SafetensorError, ValueError) as error:
         raise InputError(f"start: {file} is not a safetensors file: {str(error).partition(chr(10))[0]}") from None
-    if missing := {"x", "y"} - arrays.keys():
-        raise InputError(f"start: {file} has no {', '.join(sorted(missing))}; must have the arrays x and y")
-    x, y = (np.atleast_2d(arrays[name]).mean(axis=0, dtype=np.float64) for name in ("x", "y"))
-    return np.asarray(x), np.asarray(y)
+    except KeyError as error:                       # a type that NumPy does not have
+        raise InputError(f"start: {file} has numbers of type {error.args[0]}; must be float16, 32 or 64") from None
+    if missing := {"x", "y"} - {name.partition(".")[0] for name in arrays}:
+        raise InputError(
+            f"start: {file} has no {', '.join(sorted(missing))}; must have the arrays x and y, or x.… and y.…")
+    return arrays
 
 
 def hash_start(file: str) -> str:

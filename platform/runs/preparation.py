@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from dbo.algorithms.api import Algorithm
 from dbo.platform.config.experiment import Experiment
@@ -47,7 +50,7 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
             data=parts.data, data_dir=experiment.data_dir, tune_fraction=experiment.tune_fraction,
         ))
         if experiment.start is not None:
-            problem = start_at(problem, *load_start(experiment.start))
+            problem = start_at(problem, *_read_start(experiment, experiment.start))
         if not parts.batches.is_full:
             parts.batches.check(*problem.sample_sizes())
         return Prepared(problem, build_network(graph))
@@ -59,6 +62,14 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
             raise
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise InputError(f"{reason} ({at})" if at else reason) from error
+
+
+def _read_start(experiment: Experiment, file: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    arrays = load_start(file)
+    try:
+        return experiment.parts.task.read_model(experiment.seed, arrays)
+    except ValueError as error:
+        raise InputError(f"start: {file} {error}") from None
 
 
 def default_folder(experiment: Experiment) -> Path:

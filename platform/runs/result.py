@@ -1,6 +1,7 @@
 """Define what a run returns and reports: its result, its callbacks and its summary."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.errors import RunError
+from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.atomic_io import write_atomically
 from dbo.platform.runs.preparation import Prepared
 from dbo.platform.runs.progress import Evaluated, RunProgress
@@ -98,6 +99,44 @@ class Model:
     def save(self, file: str | Path) -> None:
         """Write a file that an experiment can name as its `start`."""
         write_atomically(Path(file), serialize({"x": self.x_row, "y": self.y_row}), "the model")
+
+
+def save_start(start: Any, folder: Path = Path("runs", "starts")) -> str:
+    """Write a model of Python as a file that an experiment can name as its `start`, and return the file.
+
+    The model is that of a result, a `state_dict` with the names x.… and y.…, or a pair (x, y) of trees or modules. The
+    name of the file is the hash of its content, so that a run with the same start has the same key.
+    """
+    if isinstance(start, Result):
+        start = start.model
+    if isinstance(start, Model):
+        found: dict[str, Any] = {"x": start.x_row, "y": start.y_row}
+    elif isinstance(start, Mapping):
+        found = {str(name): value for name, value in start.items()}
+    elif isinstance(start, tuple | list) and len(start) == 2:
+        found = {**_name_parts(start[0], "x"), **_name_parts(start[1], "y")}
+    else:
+        raise InputError(
+            f"start: a {type(start).__name__} is not allowed; must be a file, a result's model, a state_dict with x.… "
+            f"and y.…, or a pair (x, y)")
+    pieces = list(serialize({name: _to_array(value, name) for name, value in found.items()}))
+    digest = hashlib.sha256(b"".join(pieces)).hexdigest()[:16]
+    file = folder / f"{digest}.safetensors"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, pieces, "the start")
+    return str(file)
+
+
+def _to_array(value: Any, name: str) -> NDArray[Any]:
+    """Return a tensor or an array as an array of numbers; floating tensors in float64, which has all other floats."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.double() if value.is_floating_point() else value).numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"start: {name} is a {type(value).__name__}; must be a tensor or an array of numbers")
+    return array
 
 
 def _name_parts(value: Any, path: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _KINDS = {"f": "F", "i": "I", "u": "U"}
 
 def serialize(arrays: Mapping[str, NDArray[Any]]) -> Iterator[bytes | memoryview]:
     """Yield the length of the header, the header, and the arrays without copying them."""
-    flat = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    flat = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     order = sorted(flat, key=lambda name: (-flat[name].itemsize, name))      # so that all are aligned
     header, end = {}, 0
     for name in order:
