@@ -23,6 +23,7 @@ from dbo.algorithms.api import (
     Compressor,
     Key,
     Message,
+    Noise,
     Packed,
     Shard,
     TopK,
@@ -127,6 +128,11 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,
         steps={"inner_steps": 8, "eta_in": 0.3, "eta_out": 0.3, "gamma_in": 0.3, "gamma_out": 0.8},
+        noise=Noise(
+            scale=("eta_in", "eta_out"), shared=True, rounds=300,
+            steps={
+                "inner_steps": 3, "eta_in": 0.05, "eta_out": 0.05, "gamma_in": 0.1, "compressor": TopK(ratio=0.5)},
+        ),
     ),
 )
 async def c2dfb_lead(st: State, shard: Shard, cfg: Config) -> State:

@@ -24,6 +24,7 @@ from dbo.algorithms.api import (
     Array,
     Claim,
     Compressor,
+    Noise,
     Shard,
     TopK,
     algorithm,
@@ -124,6 +125,12 @@ def with_ratio(q: Compressor, ratio: float | None) -> Compressor:
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=600,
         steps={"inner_steps": 8, "eta_in": 0.3, "eta_out": 0.1, "gamma": 0.5},
+        noise=Noise(
+            scale=("eta_in", "eta_out"), shared=True, rounds=300,
+            steps={
+                "inner_steps": 3, "eta_in": 0.05, "eta_out": 0.05, "gamma": 0.1, "compressor": TopK(ratio=0.5),
+                "ratio_x": 0.5, "ratio_z": 0.5},
+        ),
     ),
 )
 async def lean(st: State, shard: Shard, cfg: Config) -> State:
