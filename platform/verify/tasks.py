@@ -51,10 +51,11 @@ def read_experiment(task: str, plugins: tuple[str, ...], overrides: list[str]) -
 def check_task(experiment: Experiment) -> Iterator[Check]:
     """Yield the results of all checks; those that build on a failed one are left out."""
     at = Point(experiment)
-    start = _run("start", at, _check_start)
-    yield start
-    if not start.passed:
-        return
+    for name, check in _FIRST.items():
+        found = _run(name, at, check)
+        yield found
+        if not found.passed:
+            return
     for name in GRADIENTS:
         yield _run(name, at, lambda at, name=name: _check_gradient(at, name))      # type: ignore[misc]
     for name, check in _CHECKS.items():
@@ -181,9 +182,10 @@ def _check_metrics(at: Point) -> Check:
     return judge("metrics", True, ", ".join(f"{name} ({declared[name]})" for name in found) + " are finite")
 
 
+_FIRST: dict[str, Callable[[Point], Check]] = {"start": _check_start, "determinism": contracts.check_determinism}
 _CHECKS: dict[str, Callable[[Point], Check]] = {
     "g_yy": _check_hessian, "g_xy": _check_jacobian, "symmetry": _check_symmetry, "h_y": _check_weighted,
     "convexity": _check_convexity, "rows": contracts.check_rows, "batches": contracts.check_batches,
-    "determinism": contracts.check_determinism, "packing": contracts.check_packing, "float32": contracts.check_float32,
-    "shipping": contracts.check_shipping, "metrics": _check_metrics,
+    "packing": contracts.check_packing, "float32": contracts.check_float32, "shipping": contracts.check_shipping,
+    "metrics": _check_metrics,
 }
