@@ -1,5 +1,6 @@
 """Draw the report's figures with matplotlib, in the widths of a two-column page."""
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,7 @@ _INCIDENT_MARKERS = {"lost": "v", "recovered": "^", "diverged": "X", "failed": "
 _MANY_CURVES = 16                         # in one panel: thinner lines, no shades
 _LOG_AXIS_RATIO = 6                       # costs that differ by more than this go on a log axis
 _MAX_BARS = 24
+_LEGEND_LINE = 0.35                       # inches of a legend's entry before its text
 NamedFigures = Iterator[tuple[str, "Figure"]]
 
 
@@ -187,7 +189,12 @@ def _draw_averaging_rate(axis: "Axes", curves: Sequence[Curve], y: str, gap: flo
 
 
 def add_legend(axis: "Axes", series: Mapping[str, AlgorithmStyle], rate: str | None = None) -> None:
-    """Add a legend with a line per algorithm or value of a parameter, and one for the averaging rate."""
+    """Add a legend with a line per algorithm or value of a parameter, and one for the averaging rate.
+
+    Entries that are too long for the axis are wrapped, and put above it: the figure grows.
+    """
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
     from matplotlib.lines import Line2D
 
     handles = [
@@ -195,7 +202,22 @@ def add_legend(axis: "Axes", series: Mapping[str, AlgorithmStyle], rate: str | N
     ]
     if rate:
         handles.append(Line2D([], [], color="0.45", linestyle="-.", linewidth=0.9, label=rate))
-    axis.legend(handles=handles, frameon=False, handlelength=1.8, borderaxespad=0.2, labelspacing=0.3)
+    options: Any = {"frameon": False, "handlelength": 1.8, "borderaxespad": 0.2, "labelspacing": 0.3}
+    figure: Any = axis.figure
+    width, height = figure.get_size_inches()
+    letter = 0.55 * FontProperties(size=rcParams["legend.fontsize"]).get_size_in_points() / 72      # inches
+    if max(map(len, series)) * letter < 0.8 * axis.get_position().width * width - _LEGEND_LINE:
+        axis.legend(handles=handles, **options)
+        return
+    for handle in handles:
+        label = str(handle.get_label()).replace(" = ", "\u00a0=\u00a0")      # no line ends inside of a setting
+        handle.set_label(textwrap.fill(label, int((width - 1.5 * _LEGEND_LINE) / letter)))
+    lines = sum(str(handle.get_label()).count("\n") + 1 for handle in handles)
+    higher = height + (lines + 1) * 2.6 * letter
+    figure.set_size_inches(width, higher)
+    edges = figure.subplotpars
+    figure.subplots_adjust(bottom=edges.bottom * height / higher, top=edges.top * height / higher)
+    figure.legend(handles=handles, loc="upper left", **options)
 
 
 def _draw_sensitivity(runs: GroupedRuns) -> NamedFigures:

@@ -8,15 +8,18 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from dbo.dashboards import outputs, report
 from dbo.dashboards.charts.costs import build_cost_panels
+from dbo.dashboards.charts.draw import COLUMN_WIDTH, add_legend, create_figure
 from dbo.dashboards.figures import main as draw_overview
 from dbo.dashboards.groups import group_runs
 from dbo.dashboards.load import load_runs
+from dbo.dashboards.palette import get_style
 from dbo.platform.cli import console as console_module
 from dbo.platform.cli import main
 from dbo.platform.cli import report as report_command
@@ -281,3 +284,26 @@ def test_planted_folder_of_figures_is_refused(copy: Copy, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="figures is a symbolic link"):
         outputs.write_beside_results("compare", comparison)
     assert not list(foreign.iterdir())
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_a_legend_that_is_too_wide_is_above_the_axis(count: int) -> None:
+    """It neither leaves the figure nor covers the axis; short entries stay inside."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    def draw(names: list[str]) -> tuple[Any, Any, Any]:
+        figure, axes = create_figure(COLUMN_WIDTH, 2.3)
+        add_legend(axes[0][0], {name: get_style("c2dfb") for name in names})
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        [legend] = [*figure.legends, *filter(None, [axes[0][0].get_legend()])]
+        return figure.bbox, legend.get_window_extent(canvas.get_renderer()), axes[0][0].get_window_extent()
+
+    setting = "eta_in = 0.0141234, eta_out = 0.0271234, gamma_in = 0.171234, gamma_out = 0.421234"
+    page, legend, axis = draw([f"{setting}, K = {k}" for k in range(count)])
+    assert page.x0 <= legend.x0
+    assert legend.x1 <= page.x1
+    assert axis.y1 <= legend.y0
+    assert legend.y1 <= page.y1
+    _, legend, axis = draw([f"K = {k}" for k in range(count)])
+    assert axis.y0 <= legend.y0 < legend.y1 <= axis.y1
