@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
-from importlib.util import decode_source
+from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +178,11 @@ class _Finder(MetaPathFinder):
         if (found := _find_file(fullname)) is None:
             return None
         file, is_package = found
-        spec = ModuleSpec(fullname, _Loader(file), origin=file.path if file else None, is_package=is_package)
-        spec.has_location = file is not None
-        if spec.submodule_search_locations is not None:
-            spec.submodule_search_locations.append(f"{_PLACE}/{fullname}")
+        folders, loader = [f"{_PLACE}/{fullname}"] if is_package else None, _Loader(file)
+        if file is not None:
+            return spec_from_file_location(fullname, file.path, loader=loader, submodule_search_locations=folders)
+        spec = ModuleSpec(fullname, loader, is_package=True)
+        spec.submodule_search_locations = folders
         return spec
 
 

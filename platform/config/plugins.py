@@ -76,7 +76,7 @@ def _find_line(error: BaseException, plugin: str) -> str:
     places: list[str] = []
     with suppress(Exception):
         spec = importlib.util.find_spec(top_level(plugin))
-        places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+        places = [*(spec.submodule_search_locations or ()), getattr(spec.loader, "path", "")] if spec else []
     own = [frame for frame in frames if any(place and Path(frame.filename).is_relative_to(place) for place in places)]
     return f", {own[-1].filename}, line {own[-1].lineno}" if own else ""
 

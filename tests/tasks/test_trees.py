@@ -38,8 +38,8 @@ def module() -> Inner:
 def net(module: Inner) -> Any:
     """The module as a loss sees it, at another row than the module's own parameters."""
     spec, row = flatten({"net": module}, "x")
-    moved = row + torch.arange(len(row), dtype=row.dtype) / len(row)
-    return spec.unflatten(moved)["net"], spec.rebuild(moved)["net"]
+    other = row + torch.arange(len(row), dtype=row.dtype) / len(row)
+    return spec.unflatten(other)["net"], spec.rebuild(other)["net"]
 
 
 def test_inner_parameters_are_attributes(net: Any) -> None:
