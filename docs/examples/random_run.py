@@ -1,7 +1,7 @@
 """random_run: describe here what a message keeps.
 
     dbo list plugins=random_run.py random_run
-    dbo run plugins=random_run.py algorithm.compressor=random_run algorithm.gamma_in=auto task=quadratic rounds=200 engine=local
+    dbo run plugins=random_run.py algorithm.compressor=random_run algorithm.gamma_in=auto task=quadratic engine=local
 """
 
 import numpy as np

@@ -292,7 +292,7 @@ def test_it_mixes_faster_than_a_large_ring(tmp_path: Path) -> None:
 COMPRESSOR = '''"""NAME: describe here what a message keeps.
 
     dbo list plugins=NAME.py NAME
-    dbo run plugins=NAME.py algorithm.compressor=NAME algorithm.gamma_in=auto task=quadratic rounds=200 engine=local
+    dbo run plugins=NAME.py algorithm.compressor=NAME algorithm.gamma_in=auto task=quadratic engine=local
 """
 
 import numpy as np
