@@ -83,7 +83,7 @@ class Task(dbo.TorchTask):
     """NAME: linear classifier (lower level) whose per-feature regularisation is tuned (upper level)."""
 
     strongly_convex = True      # g in y
-    directions = {"test_accuracy": "max", "test_loss": "min"}       # metrics, and which values are better
+    # Other metrics than test_accuracy and test_loss: directions = {"my_metric": "min"}, which values are better.
 
     samples: int = dbo.param(600, ge=30, help="samples in all")
     features: int = dbo.param(8, ge=1, help="entries of a sample")

@@ -75,7 +75,8 @@ def test_every_kind_of_plugin_has_a_template() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [
-    ("dataset", "rings"), ("partition", "skewed"), ("topology", "wheel"), ("compressor", "random_run"),
+    ("task", "tuned"), ("dataset", "rings"), ("partition", "skewed"), ("topology", "wheel"),
+    ("compressor", "random_run"),
 ])
 def test_templates_are_the_documented_examples(kind: str, name: str) -> None:
     """docs/examples has the same files, which a wheel does not have."""
