@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import pytest
 
 from dbo import components
 from dbo.platform.cli.submit import experiment_job
-from dbo.platform.config import bundle, plugin_modules, plugins
+from dbo.platform.config import bundle, plugin_modules, plugins, yaml_io
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
+from dbo.platform.runs.run_folder import find_summary
 from dbo.platform.runs.runner import prepare, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -245,6 +246,18 @@ def test_a_package_runs_on_ray(package: Path, tmp_path: Path) -> None:
     local = run(experiment(), tmp_path / "local")
     remote = run(experiment(engine={"name": "ray", "nodes_per_actor": 2}), tmp_path / "ray")
     np.testing.assert_allclose(remote.state["y"], local.state["y"], rtol=1e-10)
+
+
+@pytest.mark.ray
+def test_trials_of_a_sweep_get_the_package(dbo: Callable[..., Any], package: Path, tmp_path: Path) -> None:
+    """Their workers do not have it on their path either."""
+    experiment = {key: value for key, value in SETTINGS.items() if key != "engine"}
+    sweep = {"name": "seeds", "experiment": experiment, "axes": {"seed": [0, 1]}, "metric": "upper_loss"}
+    (tmp_path / "sweep.yaml").write_text(yaml_io.dump(sweep))
+    done = dbo("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "swept")
+    assert done.code == 0, done.out + done.err
+    runs = [find_summary(path.parent) for path in (tmp_path / "swept").rglob("summary.json")]
+    assert [run and run.status for run in runs] == ["finished"] * 2
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
