@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
-from inspect import get_annotations
+from inspect import get_annotations, unwrap
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -145,6 +145,13 @@ def _generated_doc(kind: type) -> str:
 
 def _qualified_name(component: Any) -> str:
     return str(getattr(component, "__qualname__", getattr(getattr(component, "round", None), "__qualname__", "")))
+
+
+def name_method(component: Any, method: str) -> str:
+    """Return `Class.method (file, line)`, for errors about what a component of a user returns."""
+    code = getattr(unwrap(getattr(type(component), method)), "__code__", None)
+    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
+    return f"{type(component).__name__}.{method}{place}"
 
 
 def forget(module: str) -> None:

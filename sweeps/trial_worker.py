@@ -13,6 +13,7 @@ from typing import Any
 
 from dbo.platform.config import overrides as overriding
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.plugins import Shipped, receive
 from dbo.platform.engine.placement import use_placement_group
 from dbo.platform.errors import FolderLockedError, InputError
 from dbo.platform.runs.provenance import collect_environment
@@ -38,6 +39,7 @@ class TrialSpec:
     metric: str
     worst_score: float                          # what a cell reports that ends without a value of the metric
     report_all: bool                            # report every evaluation, for a scheduler or searcher
+    plugins: tuple[Shipped, ...] = ()           # of the base experiment; the worker may be on another machine
 
 
 def run_trial(config: dict[str, Any], spec: TrialSpec) -> None:
@@ -70,6 +72,7 @@ def run_cell(settings: dict[str, Any], spec: TrialSpec, report: Report) -> None:
     """Run the experiment with these settings, or take its result if another worker has run it."""
     reporter = TrialReporter(spec, report)
     try:
+        receive(spec.plugins)
         # A process of the driver sends the sweep's folder to MLflow; workers do not.
         experiment = Experiment(**{**settings, "tracking": {}})
         cell = SweepCell({}, experiment)

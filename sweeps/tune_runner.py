@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dbo.platform.config.engines import LocalSettings
+from dbo.platform.config.plugins import ship
 from dbo.platform.engine.deadlines import call_within
 from dbo.platform.engine.placement import bundle_for, pack_nodes, release_idle_actors
 from dbo.platform.engine.ray_session import connect, find_lost_process
@@ -135,6 +136,8 @@ class TuneRunner:
             experiments={cell.name: cell.experiment.to_dict() for cell in cells},
             base=self.grid.data_with_engine, axes=self._axis_values(), metric=self._metric,
             worst_score=self._worst_score, report_all=log is not None or self.sweep.early_stopping is not None,
+            plugins=ship(dict.fromkeys(
+                plugin for cell in (self.grid.base_cell, *cells) for plugin in cell.experiment.plugins)),
         )
         resources = TrialResources(
             {cell.name: self.make_bundles(cell) for cell in cells}, default=self.make_bundles(self.grid.base_cell))

@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -20,6 +21,17 @@ def hash_arrays(arrays: Iterable[Array]) -> str:
         state.update(f"{array.dtype}{array.shape}".encode())
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
+
+
+def as_index(numbers: Array, like: Array) -> Array:
+    """Return drawn sample numbers as an index of `like`: NumPy indexes with them as they are.
+
+    They are read-only, because steps share them. A tensor on a device gets a copy there: without one torch would warn.
+    """
+    if is_numpy_array(like):
+        return numbers
+    index: Array = array_namespace(like).asarray(numbers, device=device(like), copy=True)
+    return index
 
 
 @runtime_checkable

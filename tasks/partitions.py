@@ -5,9 +5,11 @@ generators (`assign_samples`): a node with a large share of a class has that sha
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from dbo.components import name_method
 from dbo.tasks.api import Array, Partition, Split, generator, param, partition
 
 
@@ -83,9 +85,34 @@ class Dirichlet:
 def assign_samples(samples: Split, nodes: int, seed: int, partition: Partition) -> tuple[list[Array], list[Array]]:
     """Return the sample numbers per node for train and for val, by the same rule and equal generators."""
     train, val = (
-        partition.assign(part.labels, nodes, generator(seed, "partition")) for part in (samples.train, samples.val)
+        _check_assignment(
+            partition, partition.assign(part.labels, nodes, generator(seed, "partition")), len(part), nodes)
+        for part in (samples.train, samples.val)
     )
     return train, val
+
+
+def _check_assignment(partition: Partition, assigned: Any, samples: int, nodes: int) -> list[Array]:
+    """Return the sample numbers of each node; raise ValueError unless they hold every sample once."""
+    about = f"partition: {name_method(partition, 'assign')}"
+    if not isinstance(assigned, list | tuple) or len(assigned) != nodes:
+        found = f"{len(assigned)} entries" if isinstance(assigned, list | tuple) else f"a {type(assigned).__name__}"
+        raise ValueError(f"{about} returned {found}; must be a list of {nodes} arrays of sample numbers, one per node")
+    parts = [np.asarray(part) for part in assigned]
+    if any(part.ndim != 1 or (part.size and part.dtype.kind not in "iu") for part in parts):
+        raise ValueError(f"{about} returned entries that are not arrays of integers; must be sample numbers")
+    if empty := [node for node, part in enumerate(parts) if not part.size]:
+        raise ValueError(f"{about} gives node {empty[0]} no samples; must give every node at least one")
+    numbers = np.concatenate(parts)
+    if numbers.min() < 0 or numbers.max() >= samples:
+        wrong = int(numbers.min() if numbers.min() < 0 else numbers.max())
+        raise ValueError(f"{about} returned sample {wrong}; must be 0 to {samples - 1}")
+    counts = np.bincount(numbers, minlength=samples)
+    if (counts != 1).any():
+        sample = int(np.argmax(counts != 1))
+        how = "to no node" if counts[sample] == 0 else f"{counts[sample]} times"
+        raise ValueError(f"{about} assigns sample {sample} {how}; must assign every sample to one node")
+    return parts
 
 
 def _group_by_node(node_of: Array, nodes: int) -> list[Array]:

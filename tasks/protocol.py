@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 from scipy import sparse
 
+from dbo.components import name_method
 from dbo.tasks.arrays import Array, DoubleCast, convert_fields, hash_arrays
 from dbo.tasks.sampling import Batches
 
@@ -147,7 +148,18 @@ class Setup:
         """Load the samples of the data set, for tasks that need one."""
         if self.data is None:
             raise ValueError("task.dataset: this task learns from data, but no data set was given")
-        return self.data.load(self.seed, self.data_dir).hold_out(self.tune_fraction, self.seed)
+        split: Any = self.data.load(self.seed, self.data_dir)
+        if not isinstance(split, Split) or not all(isinstance(part, Part) for part in split.parts):
+            found = type(split).__name__ if not isinstance(split, Split) else "dbo.Split of other parts"
+            raise ValueError(
+                f"task.dataset: {name_method(self.data, 'load')} returned a {found}; must be a dbo.Split of dbo.Part")
+        for name, part in zip(("train", "val", "test"), split.parts, strict=True):
+            if part.features.shape[0] != len(part) or not len(part):
+                raise ValueError(
+                    f"task.dataset: {name_method(self.data, 'load')} returned {part.features.shape[0]} rows of "
+                    f"features and {len(part)} labels in {name}; must be as many, at least 1"
+                )
+        return split.hold_out(self.tune_fraction, self.seed)
 
 
 @dataclass(frozen=True, eq=False)

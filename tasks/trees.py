@@ -15,7 +15,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 
 class FunctionalModule:
-    """A module with given parameters: call it like the module; parameters are attributes and `parameters()`."""
+    """A module with given parameters: call it like the module.
+
+    Parameters, buffers and inner modules are attributes, as in the module itself: `net.conv.weight`, `net[0].bias`.
+    Inner modules can be called too.
+    """
 
     def __init__(self, module: nn.Module, parameters: dict[str, Tensor]) -> None:
         self._module, self._parameters = module, parameters
@@ -29,11 +33,29 @@ class FunctionalModule:
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         return iter(self._parameters.items())
 
-    def __getattr__(self, name: str) -> Tensor:
-        if name.startswith("_") or name not in self._parameters:
-            known = ", ".join(self.__dict__.get("_parameters", {}))
-            raise AttributeError(f"the module has no parameter {name!r}; it has {known}")
-        return self._parameters[name]
+    def __getattr__(self, name: str) -> "Tensor | FunctionalModule":
+        if name.startswith("__") or "_module" not in self.__dict__:      # `copy` asks before there is a module
+            raise AttributeError(name)
+        if name in self._parameters:
+            return self._parameters[name]
+        module = self._module
+        # By identity: a parameter that several names share is given once.
+        given = {id(own): self._parameters[path] for path, own in module.named_parameters()}
+        if (inner := dict(module.named_children()).get(name)) is not None:
+            return FunctionalModule(inner, {path: given[id(own)] for path, own in inner.named_parameters()})
+        if (own := dict(module.named_parameters(recurse=False, remove_duplicate=False)).get(name)) is not None:
+            return given[id(own)]
+        if (buffer := dict(module.named_buffers(recurse=False)).get(name)) is not None:
+            return buffer
+        found = [*self._parameters, *(inner for inner, _ in module.named_children())]
+        raise AttributeError(f"the module has no parameter {name!r}; it has {', '.join(found)}")
+
+    def __getitem__(self, key: int | str) -> "Tensor | FunctionalModule":
+        """Return an entry of a Sequential, or of a list or dictionary of modules or parameters."""
+        entries = [*self._module._modules, *self._module._parameters]
+        name = entries[key] if isinstance(key, int) else key
+        found: Tensor | FunctionalModule = getattr(self, name)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from dbo.algorithms.compression.grid import quantize_rows, quantized_share
-from dbo.algorithms.gossip import Message, Packed, dense
+from dbo.algorithms.gossip import Form, Message, NotRowsError, Packed, dense
 from dbo.algorithms.kernels.interface import selection_of
 from dbo.algorithms.kernels.lazy import Rows, unwrap
 from dbo.algorithms.protocol import Array
 from dbo.algorithms.rng import Key
-from dbo.components import Registry
+from dbo.components import Registry, name_method
 from dbo.parameters import param
 
 C = TypeVar("C", bound=type)
+_FORMS = get_args(Form)
 
 
 @runtime_checkable
@@ -62,11 +63,23 @@ def compressor(name: str, *, lazy: bool = False) -> Callable[[C], C]:
 
 
 def _evaluate_first(call: Callable[..., Message]) -> Callable[..., Message]:
-    """Wrap a compressor's `__call__`: pending sums of wide rows are evaluated before it sees them."""
+    """Wrap a compressor's `__call__`: pending sums of wide rows are evaluated before it sees them.
+
+    What it returns is checked, because it may be a user's.
+    """
 
     @wraps(call)
     def compress(self: Any, rows: Array, key: Key, channel: str) -> Message:
-        return call(self, unwrap(rows), key, channel)
+        rows = unwrap(rows)
+        message: Any = call(self, rows, key, channel)
+        if isinstance(message, Message) and message.shape == tuple(rows.shape) and message.form in _FORMS:
+            return message
+        found = f"dbo.Message of shape {message.shape} and form {message.form!r}" if isinstance(
+            message, Message) else type(message).__name__
+        raise NotRowsError(
+            f"compressor: {name_method(self, '__call__')} returned a {found}; must be a dbo.Message of shape "
+            f"{tuple(rows.shape)} and form {' or '.join(map(repr, _FORMS))}"
+        )
 
     return compress
 

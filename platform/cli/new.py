@@ -12,28 +12,37 @@ from dbo.platform.cli.console import print_line, split_arguments
 from dbo.platform.errors import InputError
 
 if TYPE_CHECKING:
+    from dbo.components import Registry
     from dbo.platform.config.experiment import Experiment
 
+# What a first run with a plugin of each kind sets.
+_SETTINGS = {
+    "algorithm": "algorithm={name} task=quadratic rounds=200",
+    "task": "task={name} algorithm.eta_in=0.1 algorithm.eta_out=0.1",
+    "dataset": "task=coefficient_tuning task.dataset={name} rounds=20 algorithm.eta_in=0.1",
+    "partition": "partition={name}",
+    "topology": "topology={name} task=quadratic rounds=100",
+    "compressor": "algorithm.compressor={name} algorithm.gamma_in=auto task=quadratic rounds=200",
+}
 _ALWAYS = ("name", "seed", "nodes", "rounds")       # keys that an experiment file states even if they are defaults
 
 
 def write_plugin(
-    kind: Annotated[str, typer.Argument(metavar="algorithm|task", help="What the plugin adds.")],
+    kind: Annotated[str, typer.Argument(
+        metavar="KIND", help="What the plugin adds: algorithm, task, dataset, partition, topology or compressor.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in experiments: a-z, 0-9 and _.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for both files.")] = Path(),
 ) -> None:
     """Write a plugin that works, and its test.
 
-    The plugin is a complete small algorithm or task: change it step by step, and run its test after each step.
+    The plugin is a complete small component: change it step by step, and run its test after each step.
     """
-    from dbo.algorithms.registry import ALGORITHMS
     from dbo.platform.cli.skeletons import FILES
     from dbo.platform.config.validation import pick
-    from dbo.tasks.registry import TASKS
 
     pick("new", kind, FILES)
     try:
-        (ALGORITHMS if kind == "algorithm" else TASKS).check_name(name, f"{name} of a user")
+        _find_registry(kind).check_name(name, f"{name} of a user")
     except ValueError as error:
         raise InputError(f"new: {error}") from None
     if keyword.iskeyword(name):
@@ -42,9 +51,22 @@ def write_plugin(
     _write_new({path: text.replace("NAME", name) for path, text in files.items()})
     plugin = out / f"{name}.py"
     print_line(f"wrote {plugin} and {out / f'test_{name}.py'}; try")
-    print_line(f"  dbo verify --plugin {quote(str(plugin))} --{kind} {name}")
-    steps = " task=quadratic rounds=200" if kind == "algorithm" else " algorithm.eta_in=0.1 algorithm.eta_out=0.1"
-    print_line(f"  dbo run {quote(f'plugins={plugin}')} {kind}={name}{steps} engine=local")
+    if kind in ("algorithm", "task"):
+        print_line(f"  dbo verify --plugin {quote(str(plugin))} --{kind} {name}")
+    else:
+        print_line(f"  dbo list {quote(f'plugins={plugin}')} {name}")
+    print_line(f"  dbo run {quote(f'plugins={plugin}')} {_SETTINGS[kind].format(name=name)} engine=local")
+
+
+def _find_registry(kind: str) -> "Registry[Any]":
+    """Return the components of a kind, by its name in `dbo new`."""
+    from dbo.algorithms.compression.compressors import COMPRESSORS
+    from dbo.algorithms.registry import ALGORITHMS
+    from dbo.platform.network.topology import TOPOLOGIES
+    from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
+
+    registries: tuple[Registry[Any], ...] = (ALGORITHMS, TASKS, DATASETS, PARTITIONS, TOPOLOGIES, COMPRESSORS)
+    return next(registry for registry in registries if registry.kind == kind)
 
 
 def write_experiment(

@@ -83,7 +83,7 @@ class Task(dbo.TorchTask):
     """NAME: linear classifier (lower level) whose per-feature regularisation is tuned (upper level)."""
 
     strongly_convex = True      # g in y
-    directions = {"test_accuracy": "max", "test_loss": "min"}       # metrics, and which values are better
+    # Other metrics than test_accuracy and test_loss: directions = {"my_metric": "min"}, which values are better.
 
     samples: int = dbo.param(600, ge=30, help="samples in all")
     features: int = dbo.param(8, ge=1, help="entries of a sample")
@@ -143,4 +143,222 @@ def test_it_can_be_learned(tmp_path: Path) -> None:
     assert loss.iloc[-1] < 0.9 * loss.iloc[0]
 '''
 
-FILES = {"algorithm": (ALGORITHM, ALGORITHM_TEST), "task": (TASK, TASK_TEST)}
+DATASET = '''"""NAME: describe the data here: what a sample is, where it comes from, how it is split.
+
+    dbo list plugins=NAME.py NAME
+    dbo run plugins=NAME.py task=coefficient_tuning task.dataset=NAME engine=local rounds=20 algorithm.eta_in=0.1
+"""
+
+import numpy as np
+
+import dbo
+
+
+@dbo.dataset("NAME")
+class DataSet:
+    """Two rings of points with noise, one per class."""
+
+    samples: int = dbo.param(600, ge=30, help="samples in all")
+    noise: float = dbo.param(0.2, ge=0, help="standard deviation of the radius")
+
+    def load(self, seed, data_dir):
+        """Return train (lower level), val (upper level) and test; `data_dir` is the experiment's, or None."""
+        rng = np.random.default_rng(seed)
+        labels = rng.permutation(np.arange(self.samples) % 2)
+        radius = 1 + labels + self.noise * rng.standard_normal(self.samples)
+        angle = 2 * np.pi * rng.random(self.samples)
+        features = np.stack([radius * np.cos(angle), radius * np.sin(angle), radius**2, np.ones_like(radius)], axis=1)
+        train, val, test = (dbo.Part(features[part::3], labels[part::3]) for part in range(3))
+        return dbo.Split(train, val, test, classes=2)
+'''
+
+DATASET_TEST = '''"""NAME is the same in every process, and can be learned."""
+
+from pathlib import Path
+from typing import Any
+
+import dbo
+
+FILE = Path(__file__).with_name("NAME.py")
+TASK = {"name": "coefficient_tuning", "dataset": "NAME"}
+
+
+def run(out: Path, rounds: int) -> Any:
+    """Run a small classifier on the data."""
+    return dbo.run(plugins=[str(FILE)], task=TASK, algorithm={"name": "c2dfb", "eta_in": 0.1, "eta_out": 0.1}, nodes=4,
+                   rounds=rounds, engine="local", out=out)
+
+
+def test_it_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    """Two runs record the same hash of the data."""
+    first, second = (run(tmp_path / name, 1) for name in ("a", "b"))
+    assert first.summary["problem"]["data_sha256"] == second.summary["problem"]["data_sha256"]
+
+
+def test_it_can_be_learned(tmp_path: Path) -> None:
+    """Better than chance."""
+    assert run(tmp_path / "run", 30).history["test_accuracy"].iloc[-1] > 0.8
+'''
+
+PARTITION = '''"""NAME: describe here which node gets which samples.
+
+    dbo list plugins=NAME.py NAME
+    dbo run plugins=NAME.py partition=NAME partition.skew=2 engine=local
+"""
+
+import numpy as np
+
+import dbo
+
+
+@dbo.partition("NAME")
+class Partition:
+    """Random samples in unequal numbers: node i gets a share in proportion to (i + 1) ** skew."""
+
+    skew: float = dbo.param(1.0, ge=0, le=10, help="0: equal shares")
+
+    def assign(self, labels, nodes, rng):
+        """Return the sample numbers of each node: every sample to one node, at least one to every node."""
+        if len(labels) < nodes:
+            raise ValueError(f"nodes: {nodes} nodes cannot share {len(labels)} samples")
+        share = np.arange(1.0, nodes + 1) ** self.skew
+        sizes = 1 + np.floor((len(labels) - nodes) * share / share.sum()).astype(int)
+        return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])      # the last node gets the rest
+'''
+
+PARTITION_TEST = '''"""NAME assigns every sample once, and a run accepts it."""
+
+from pathlib import Path
+
+import dbo
+
+FILE = Path(__file__).with_name("NAME.py")
+
+
+def test_a_run_accepts_it(tmp_path: Path) -> None:
+    """dbo refuses a partition that loses a sample, repeats one or leaves a node empty."""
+    result = dbo.run(plugins=[str(FILE)], partition={"name": "NAME", "skew": 2.0}, nodes=4, rounds=1, engine="local",
+                     out=tmp_path / "run")
+    sizes = result.summary["problem"]["train_sizes"]
+    assert sorted(sizes) == sizes
+    assert sizes[0] < sizes[-1]
+'''
+
+TOPOLOGY = '''"""NAME: describe the graph here.
+
+    dbo list plugins=NAME.py NAME
+    dbo run plugins=NAME.py topology=NAME topology.every=2 task=quadratic rounds=100 engine=local
+"""
+
+import networkx as nx
+
+import dbo
+
+
+@dbo.topology("NAME")
+class Topology:
+    """A ring with a hub: node 0 is a neighbour of every `every`-th node."""
+
+    every: int = dbo.param(1, ge=1, help="1: node 0 is a neighbour of all nodes")
+
+    def graph(self, nodes, seed):
+        """Return a connected graph with the nodes 0 … nodes − 1; a random one draws from `seed`."""
+        if nodes < 3:
+            raise ValueError(f"nodes: {nodes} is not allowed; NAME needs at least 3")
+        graph = nx.cycle_graph(nodes)
+        graph.add_edges_from((0, node) for node in range(self.every, nodes, self.every))
+        return graph
+'''
+
+TOPOLOGY_TEST = '''"""NAME carries a run, and mixes faster than a large ring."""
+
+from pathlib import Path
+
+import dbo
+
+FILE = Path(__file__).with_name("NAME.py")
+
+
+def test_it_mixes_faster_than_a_large_ring(tmp_path: Path) -> None:
+    """The hub shortens paths: the spectral gap is larger. On few nodes it is not, the hub's weights are too small."""
+    gaps = [
+        dbo.run(plugins=[str(FILE)], topology=name, task="quadratic", nodes=40, rounds=1, engine="local",
+                out=tmp_path / name).summary["network"]["spectral_gap"]
+        for name in ("NAME", "ring")
+    ]
+    assert gaps[0] > gaps[1]
+'''
+
+COMPRESSOR = '''"""NAME: describe here what a message keeps.
+
+    dbo list plugins=NAME.py NAME
+    dbo run plugins=NAME.py algorithm.compressor=NAME algorithm.gamma_in=auto task=quadratic engine=local
+"""
+
+import numpy as np
+
+import dbo
+
+
+@dbo.compressor("NAME")
+class Compressor:
+    """Keeps a random run of neighbouring entries, unscaled; the row counts as a circle."""
+
+    ratio: float = dbo.param(0.2, gt=0, le=1, help="share of the entries that is kept; at least one is")
+
+    def count(self, dim):
+        return max(1, int(self.ratio * dim))
+
+    def __call__(self, rows, key, channel):
+        """Return Q of every row of `rows`, (nodes, dim): an array, or a tensor on a GPU."""
+        dim, kept = rows.shape[1], self.count(rows.shape[1])
+        values = rows + 0.0                                                  # a copy
+        for row, generator in zip(values, key.generators(f"NAME {channel}"), strict=True):
+            dropped = (generator.integers(dim) + np.arange(kept, dim)) % dim
+            row[dropped] = 0.0
+        return dbo.Message(values, form="sparse", kept=kept)                 # zeros are not sent
+
+    def contraction(self, dim):
+        """Return δ in E‖Q(v) − v‖² ≤ (1 − δ) ‖v‖²: every entry is kept with probability k/d."""
+        return self.count(dim) / dim
+'''
+
+COMPRESSOR_TEST = '''"""NAME is contractive as it declares, and a run accepts it."""
+
+from pathlib import Path
+
+import numpy as np
+
+import dbo
+
+FILE = Path(__file__).with_name("NAME.py")
+
+
+def test_it_contracts(tmp_path: Path) -> None:
+    """E‖Q(v) − v‖² ≤ (1 − δ) ‖v‖², over many keys."""
+    algorithm = {"name": "c2dfb", "compressor": {"name": "NAME"}}
+    compressor = dbo.Experiment(plugins=[str(FILE)], algorithm=algorithm).parts.config.compressor
+    rows = np.random.default_rng(0).standard_normal((2, 50))
+    errors = []
+    for round_ in range(500):
+        sent = compressor(rows, dbo.Key(seed=0, ids=np.arange(2), round=round_), "y").values
+        errors.append(((sent - rows) ** 2).sum() / (rows**2).sum())
+    assert np.mean(errors) <= 1.05 * (1 - compressor.contraction(50))
+
+
+def test_a_run_sends_fewer_bytes(tmp_path: Path) -> None:
+    """Than without compression, and approaches the solution; `gamma_in: auto` depends on the contraction."""
+    plain, compressed = (
+        dbo.run(plugins=[str(FILE)], algorithm={"name": "c2dfb", "compressor": name, "gamma_in": "auto"},
+                task="quadratic", nodes=4, rounds=50, engine="local", out=tmp_path / name)
+        for name in ("identity", "NAME")
+    )
+    assert compressed.history["comm_mb"].iloc[-1] < 0.8 * plain.history["comm_mb"].iloc[-1]
+    assert compressed.history["solution_error"].iloc[-1] < 0.5 * compressed.history["solution_error"].iloc[0]
+'''
+
+FILES = {
+    "algorithm": (ALGORITHM, ALGORITHM_TEST), "task": (TASK, TASK_TEST), "dataset": (DATASET, DATASET_TEST),
+    "partition": (PARTITION, PARTITION_TEST), "topology": (TOPOLOGY, TOPOLOGY_TEST),
+    "compressor": (COMPRESSOR, COMPRESSOR_TEST),
+}

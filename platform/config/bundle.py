@@ -6,13 +6,15 @@ it to a cluster, and the error does not quote it.
 
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from dbo.platform.config.models import parse_start
 from dbo.platform.config.paths import expand_user, is_file_key
+from dbo.platform.config.plugin_modules import ModuleSource
+from dbo.platform.config.plugins import read_shippable
 from dbo.platform.config.presets import read_file
 from dbo.platform.config.validation import build
 from dbo.platform.errors import InputError
@@ -29,10 +31,8 @@ def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, An
     """Copy plugins, presets, start, edge list and data files into `folder`; return the experiment with their names."""
     result = dict(data)
     if "plugins" in data:
-        result["plugins"] = [
-            copy_file(plugin, folder, f"plugins.{number}") if plugin.endswith(".py") else plugin
-            for number, plugin in enumerate(data["plugins"])
-        ]
+        plugins = [data["plugins"]] if isinstance(data["plugins"], str) else data["plugins"]
+        result["plugins"] = _copy_plugins(plugins, folder)
     topology = data.get("topology")
     if isinstance(topology, Mapping) and "file" in topology:
         result["topology"] = {**topology, "file": copy_file(topology["file"], folder)}
@@ -42,6 +42,35 @@ def copy_experiment_files(data: Mapping[str, Any], folder: Path) -> dict[str, An
     if isinstance(task := data.get("task"), Mapping):
         result["task"] = _copy_data_files(task, folder)
     return result
+
+
+def _copy_plugins(plugins: Sequence[str], folder: Path) -> list[str]:
+    """Copy files, and the Python files of modules, which Python finds in a job's folder; return their names there."""
+    names, packed = [], set()
+    for number, plugin in enumerate(plugins):
+        key = f"plugins.{number}"
+        if plugin.endswith(".py"):
+            names.append(copy_file(plugin, folder, key))
+            continue
+        source = read_shippable(plugin, f"{key}: {plugin}")
+        if source is not None and source.top not in packed:
+            _write_module(source, folder, key)
+            packed.add(source.top)
+        names.append(plugin)
+    return names
+
+
+def _write_module(source: ModuleSource, folder: Path, key: str) -> None:
+    """Write the files that this process has loaded, which the run key covers, if all of them are Python."""
+    for file in source.files:
+        _check_python(file.source, f"{key}: {file.path}")
+    entry = folder / source.files[0].name.partition("/")[0]
+    if entry.exists():
+        raise InputError(f"{key}: {source.top}: two files of an experiment are called {entry.name}")
+    for file in source.files:
+        target = folder / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.source)
 
 
 def _copy_data_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:

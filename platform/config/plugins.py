@@ -6,17 +6,22 @@ rights of whoever runs the experiment: name only files that you would run yourse
 
 import hashlib
 import importlib
+import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TypeAlias
 
 from dbo import components
 from dbo.algorithms.registry import Algorithm
-from dbo.platform.config.code_identity import Source, combine, parse_source, read_source
+from dbo.platform.config import plugin_modules
+from dbo.platform.config.code_identity import Source, parse_source, read_source
 from dbo.platform.config.paths import expand_user
+from dbo.platform.config.plugin_modules import ModuleSource, top_level
 from dbo.platform.config.validation import validate_defaults
 from dbo.platform.errors import InputError
 from dbo.platform.regular_files import open_regular
@@ -24,6 +29,8 @@ from dbo.platform.regular_files import open_regular
 _KINDS = "task, dataset, partition, topology, compressor or algorithm"
 _loaded: dict[str, bytes] = {}      # module → the source that runs: a file that was edited meanwhile is run again
 _shipped: set[str] = set()          # modules whose source came from another process: their file may not exist here
+# Top-level module → that module and its source when it was loaded: an edit in the middle of a process does not run.
+_modules: dict[str, tuple[ModuleType, ModuleSource]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,9 @@ class ShippedPlugin:
     source: bytes
 
 
+Shipped: TypeAlias = ShippedPlugin | ModuleSource      # a plugin that is a file, or one that is a module
+
+
 def load(plugins: tuple[str, ...]) -> None:
     """Import each plugin once; experiments can then name what it registers."""
     for number, plugin in enumerate(plugins):
@@ -43,27 +53,32 @@ def load(plugins: tuple[str, ...]) -> None:
             if plugin.endswith(".py"):
                 _load_file(Path(plugin))
             else:
-                importlib.import_module(plugin)
-                if not components.find_owned(_top(plugin)):
-                    raise InputError(f"{plugin} registers no {_KINDS}")
-                _validate_components(plugin)
+                _load_module(plugin)
         except InputError as error:
             named = str(error) if plugin in str(error) else f"{plugin}: {error}"
             raise InputError(f"{where}: {named}") from None
         except ImportError as error:
             raise InputError(f"{where}: {plugin} cannot be imported: {_explain(Path(plugin), error)}") from error
         except (Exception, SystemExit) as error:
-            at = _find_line(error, Path(plugin))
+            at = _find_line(error, plugin)
             raise InputError(f"{where}: {plugin} cannot be imported{at}: {type(error).__name__}: {error}") from error
 
 
-def _find_line(error: BaseException, plugin: Path) -> str:
-    """Return the line of a plugin's file where its import failed; empty if that is unknown."""
+def _find_line(error: BaseException, plugin: str) -> str:
+    """Return the line of a plugin where its import failed, of a module with its file; empty if that is unknown."""
     if isinstance(error, SyntaxError):
         return ""          # its message has the line
-    file = str(expand_user(plugin).resolve())
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f", line {lines[-1]}" if lines else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    if plugin.endswith(".py"):
+        file = str(expand_user(Path(plugin)).resolve())
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        return f", line {lines[-1]}" if lines else ""
+    places: list[str] = []
+    with suppress(Exception):
+        spec = importlib.util.find_spec(top_level(plugin))
+        places = [*(spec.submodule_search_locations or ()), getattr(spec.loader, "path", "")] if spec else []
+    own = [frame for frame in frames if any(place and Path(frame.filename).is_relative_to(place) for place in places)]
+    return f", {own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def _explain(plugin: Path, error: ImportError) -> str:
@@ -75,6 +90,41 @@ def _explain(plugin: Path, error: ImportError) -> str:
     if "relative import" not in str(error) and not any(path.exists() for path in beside):
         return reason
     return f"{reason}; a plugin is one file; if it needs several, name a module: plugins=[package.module]"
+
+
+def _load_module(plugin: str) -> None:
+    importlib.import_module(plugin)
+    if not components.find_owned(top_level(plugin)):
+        raise InputError(f"{plugin} registers no {_KINDS}")
+    _validate_components(plugin)
+    if _is_foreign(plugin):
+        read_module(plugin)
+
+
+def _is_foreign(module: str) -> bool:
+    """Decide whether a module is not one of dbo, which every process of a run has."""
+    return top_level(module) != "dbo"
+
+
+def read_module(plugin: str) -> ModuleSource:
+    """Return the source that this process has loaded for a plugin that is a module."""
+    if (received := plugin_modules.find_received(plugin)) is not None:
+        return received
+    top = top_level(plugin)
+    if (imported := sys.modules.get(top)) is None:
+        raise InputError(f"{plugin} is not loaded; create the experiment again")
+    if top not in _modules or _modules[top][0] is not imported:
+        _modules[top] = imported, plugin_modules.read_module(plugin)
+    return _modules[top][1]
+
+
+def read_shippable(plugin: str, where: str) -> ModuleSource | None:
+    """Return the source of a module for other processes; None if they have it; an InputError if it cannot be sent."""
+    if not _is_foreign(plugin):
+        return None
+    source = read_module(plugin)
+    source.check_shippable(where)
+    return source
 
 
 def _load_file(path: Path) -> None:
@@ -112,22 +162,35 @@ def _execute(name: str, file: str, source: bytes, shown: str) -> None:
     _loaded[name] = source
 
 
-def ship(plugins: Iterable[str]) -> tuple[ShippedPlugin, ...]:
-    """Return the loaded files among the plugins: another process runs them before it unpickles objects of theirs."""
-    modules = [_module_name(Path(plugin)) for plugin in plugins if plugin.endswith(".py")]
-    return tuple(ShippedPlugin(name, str(sys.modules[name].__file__), _loaded[name]) for name in modules)
+def ship(plugins: Iterable[str]) -> tuple[Shipped, ...]:
+    """Return the source of loaded plugins: another process needs it before it unpickles objects of theirs."""
+    shipped: dict[str, Shipped] = {}
+    for number, plugin in enumerate(plugins):
+        if plugin.endswith(".py"):
+            name = _module_name(Path(plugin))
+            shipped[name] = ShippedPlugin(name, str(sys.modules[name].__file__), _loaded[name])
+        elif (source := read_shippable(plugin, f"plugins.{number}: {plugin}")) is not None:
+            shipped[source.top] = source
+    return tuple(shipped.values())
 
 
-def receive(plugins: Iterable[ShippedPlugin]) -> None:
-    """Run plugins that another process has shipped; their files need not exist on this machine."""
+def receive(plugins: Iterable[Shipped]) -> None:
+    """Load plugins that another process has shipped; their files need not exist on this machine."""
     for plugin in plugins:
-        _execute(plugin.module, plugin.file, plugin.source, plugin.file)
-        _shipped.add(plugin.module)
+        if isinstance(plugin, ModuleSource):
+            _, own = _modules.get(plugin.top, (None, None))
+            if own is None or plugin.top not in sys.modules or not own.has_content_of(plugin):
+                plugin_modules.install(plugin)
+        else:
+            _execute(plugin.module, plugin.file, plugin.source, plugin.file)
+            _shipped.add(plugin.module)
 
 
 def plugin_files() -> set[str]:
     """Return the files of loaded plugins, as tracebacks name them."""
-    return {str(sys.modules[name].__file__) for name in _loaded if name in sys.modules}
+    files = {str(sys.modules[name].__file__) for name in _loaded if name in sys.modules}
+    sources = [*(source for _, source in _modules.values()), *plugin_modules.all_received()]
+    return files | {file.path for source in sources for file in source.files}
 
 
 def locate_error(error: BaseException) -> str:
@@ -158,11 +221,6 @@ def _validate_algorithm(found: Algorithm) -> None:
             raise InputError(f"algorithm {found.name!r}: its claim's steps or floor: {error}") from None
 
 
-def _top(module: str) -> str:
-    """Return the package that a module belongs to."""
-    return module.partition(".")[0]
-
-
 def _module_name(path: Path) -> str:
     return "dbo_plugin_" + hashlib.sha256(str(expand_user(path).resolve()).encode()).hexdigest()[:12]
 
@@ -172,16 +230,10 @@ def read_sources(plugins: tuple[str, ...]) -> list[Source]:
     names = [_module_name(Path(plugin)) if plugin.endswith(".py") else plugin for plugin in plugins]
     if any(name != plugin and name not in _loaded for name, plugin in zip(names, plugins, strict=True)):
         raise InputError(f"plugins: {', '.join(plugins)} changed and cannot be loaded; create the experiment again")
-    return [parse_source(_loaded[name], name) if name in _loaded else _read_package(name) for name in names]
+    return [parse_source(_loaded[name], name) if name in _loaded else _identify_module(name) for name in names]
 
 
-def _read_package(module: str) -> Source:
-    """Return the code of a module's file; of one in a package, of all files of that package, which it may import."""
-    top = _top(module)
-    folders = [Path(folder) for folder in getattr(sys.modules.get(top), "__path__", ())]
-    files = [(file, folder) for folder in folders for file in sorted(folder.rglob("*.py")) if file.is_file()]
-    if files:
-        return combine((file.relative_to(folder).as_posix(), read_source(file, top)) for file, folder in files)
-    if (source := getattr(sys.modules.get(module), "__file__", None)) is None:
-        raise InputError(f"plugins: the source of {module} cannot be found")
-    return read_source(Path(source), module)
+def _identify_module(module: str) -> Source:
+    if _is_foreign(module):
+        return plugin_modules.identify(read_module(module), module)
+    return read_source(Path(str(sys.modules[module].__file__)), module)      # it names what it imports

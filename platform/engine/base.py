@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from dbo.algorithms.api import Algorithm, Array
-from dbo.platform.config.plugins import ShippedPlugin
+from dbo.platform.config.plugins import Shipped
 from dbo.platform.config.schedules import Schedules
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.common_point import Floats, Oracle
@@ -38,7 +38,7 @@ class RunSpec:
     blocks: Blocks | None = None        # the packing of the run that is resumed; None: the engine chooses one
     batches: Batches = field(default_factory=Batches)
     schedules: Schedules = field(default_factory=Schedules)
-    plugins: tuple[ShippedPlugin, ...] = ()     # that other processes run before they unpickle the problem
+    plugins: tuple[Shipped, ...] = ()   # that other processes load before they unpickle the problem
     notify: Notify = show_nothing
 
 

@@ -19,7 +19,7 @@ from dbo.algorithms.api import Array
 from dbo.algorithms.kernels.fused import can_fuse
 from dbo.platform.config.engines import RaySettings
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.config.plugins import ShippedPlugin, receive
+from dbo.platform.config.plugins import Shipped, receive
 from dbo.platform.engine.block import Block, BlockView, Packets, Progress
 from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.device import numeric_context, select_device, trim_memory
@@ -84,8 +84,8 @@ class BlockActor:
         self._peers: PeerSockets | None = None
         self._links: dict[int, frozenset[int]] = {}       # neighbouring block → the nodes whose packets it needs
 
-    def load_plugins(self, plugins: tuple[ShippedPlugin, ...]) -> None:
-        """Run the plugins of an experiment: `assign` is called after it and unpickles objects of their classes."""
+    def load_plugins(self, plugins: tuple[Shipped, ...]) -> None:
+        """Load the plugins of an experiment: `assign` is called after it and unpickles objects of their classes."""
         self._failure, self._ids = None, ()
         self._guard("loading plugins", lambda: receive(plugins))
 

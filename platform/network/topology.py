@@ -19,7 +19,7 @@ from scipy.linalg import eigvalsh
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from dbo.components import Registry
+from dbo.components import Registry, name_method
 from dbo.parameters import param
 
 Graph: TypeAlias = "nx.Graph[int]"
@@ -258,6 +258,23 @@ def spectral_gap(weights: "csr_array[Any]") -> float:
     start = np.random.default_rng(0).standard_normal(nodes)
     largest = eigsh(operator, k=1, which="LM", v0=start, ncv=min(nodes, 128), tol=1e-9, return_eigenvectors=False)
     return max(0.0, min(1.0, float(1 - abs(largest[0]))))
+
+
+def build_graph(topology: Topology, nodes: int, seed: int) -> Graph:
+    """Return the graph of a topology; raise ValueError if it cannot carry a run, with the line of a user's method."""
+    graph: Any = topology.graph(nodes, seed)
+    about = f"topology: {name_method(topology, 'graph')}"
+    if not isinstance(graph, nx.Graph):
+        raise ValueError(f"{about} returned a {type(graph).__name__}; must be a networkx graph")
+    try:
+        validate_graph(graph)              # before the data, which may take long
+    except ValueError as error:
+        if TOPOLOGIES.is_built_in(TOPOLOGIES.find_name(type(topology)) or ""):
+            raise
+        raise ValueError(f"{about}: {str(error).removeprefix('topology: ')}") from None
+    if graph.number_of_nodes() != nodes:
+        raise ValueError(f"{about} returned a graph of {graph.number_of_nodes()} nodes; must have {nodes}")
+    return graph
 
 
 def validate_graph(graph: Graph) -> None:

@@ -13,7 +13,7 @@ from dbo.platform.config.plugins import locate_error
 from dbo.platform.engine.factory import check_request
 from dbo.platform.engine.shard_wrappers import start_at
 from dbo.platform.errors import InputError
-from dbo.platform.network.topology import Network, build_network, server_network, validate_graph
+from dbo.platform.network.topology import Network, build_graph, build_network, server_network
 from dbo.platform.runs.remote import RemoteFolder, is_url
 from dbo.platform.runs.stop_rule import StopRule
 from dbo.tasks.api import Problem, Setup
@@ -43,8 +43,7 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
     StopRule.of(experiment)
     check_request(parts.engine, experiment.nodes)
     try:
-        graph = parts.topology.graph(experiment.nodes, experiment.seed)
-        validate_graph(graph)              # before the data, which may take long
+        graph = build_graph(parts.topology, experiment.nodes, experiment.seed)
         problem = problem or parts.task.build(Setup(
             nodes=experiment.nodes, seed=experiment.seed, dtype=experiment.dtype, partition=parts.partition,
             data=parts.data, data_dir=experiment.data_dir, tune_fraction=experiment.tune_fraction,

@@ -194,10 +194,11 @@ class _Execution:
         for notice in (*self.start.notices, *start):
             if notice:
                 self.callback.on_notice(notice)
+        on_ray = isinstance(parts.engine, RaySettings)
         spec = RunSpec(
             parts.algorithm, parts.config, problem, graph, self.experiment.to_dict(),
             blocks=self.start.checkpoint.run.get("blocks") if self.start.checkpoint else None,
-            batches=parts.batches, schedules=parts.schedules, plugins=ship(self.experiment.plugins),
+            batches=parts.batches, schedules=parts.schedules, plugins=ship(self.experiment.plugins) if on_ray else (),
             notify=self.callback.on_notice,
         )
         try:
@@ -212,7 +213,6 @@ class _Execution:
         loop = TrainingLoop(
             self.experiment, problem, engine, self.folder, self.checkpoints, progress, self.callback,
             StopRule.of(self.experiment))
-        on_ray = isinstance(parts.engine, RaySettings)
         try:
             with guard_driver(self.folder.path) if on_ray else nullcontext():
                 return self._train(loop)

@@ -17,7 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from dbo.tasks.api import Array, DataSize, Direction, Problem, Setup, Shard, Task, Work, generator, param, task
-from dbo.tasks.arrays import hash_arrays
+from dbo.tasks.arrays import as_index, hash_arrays
 
 
 @task("logistic_synthetic")
@@ -69,8 +69,8 @@ class Samples:
 
     def take(self, numbers: Array) -> "Samples":
         """Return the samples with these numbers, (nodes, batch), among each node's own."""
-        rows = np.arange(len(numbers))[:, None]
-        return Samples(self.inputs[rows, numbers], self.labels[rows, numbers])
+        rows, index = np.arange(len(numbers))[:, None], as_index(numbers, self.inputs)
+        return Samples(self.inputs[rows, index], self.labels[rows, index])
 
     def margins(self, y: Array) -> Array:
         """Return (nodes, samples) b aᵀ y."""

@@ -23,7 +23,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from dbo.tasks.api import Array, DataSize, Direction, Problem, Setup, Shard, Task, Work, generator, param, task
-from dbo.tasks.arrays import hash_arrays
+from dbo.tasks.arrays import as_index, hash_arrays
 
 
 @task("policy_evaluation")
@@ -223,12 +223,13 @@ class PolicyEvaluationShard(Shard):
         shard = self
         rows = np.arange(self.nodes)[:, None]
         if lower is not None:
-            means = Means.over(self.phi, self.start[rows, lower], self.end[rows, lower], self.earned[rows, lower])
+            earned = self.earned[rows, as_index(lower, self.earned)]
+            means = Means.over(self.phi, self.start[rows, lower], self.end[rows, lower], earned)
             shard = replace(shard, lower=means, sizes_=(lower.shape[1], shard.sizes_[1]))
         if upper is not None:
             xp = array_namespace(self.upper)
             weights = xp.zeros_like(self.upper)
-            weights[rows, upper] = 1.0 / upper.shape[1]
+            weights[rows, as_index(upper, weights)] = 1.0 / upper.shape[1]
             shard = replace(shard, upper=weights, sizes_=(shard.sizes_[0], upper.shape[1]))
         return shard
 

@@ -23,7 +23,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from dbo.tasks.api import Array, DataSize, Direction, Problem, Setup, Shard, Task, Work, generator, param, task
-from dbo.tasks.arrays import hash_arrays
+from dbo.tasks.arrays import as_index, hash_arrays
 
 
 @task("quadratic")
@@ -348,7 +348,8 @@ class QuadraticShard(Shard):
         rows = np.arange(self.nodes)[:, None]
         if lower is not None:
             xp, noise = array_namespace(self.h), self.noise
-            h, hb, h_c = (xp.mean(a[rows, lower], axis=1) for a in (noise.h, noise.hb, noise.h_c))
+            index = as_index(lower, self.h)
+            h, hb, h_c = (xp.mean(a[rows, index], axis=1) for a in (noise.h, noise.hb, noise.h_c))
             hb_ = self.hb + hb
             changed |= {
                 "h_mu": self.h_mu + h, "hb": hb_, "hb_t": xp.permute_dims(hb_, (0, 2, 1)), "h_c": self.h_c + h_c,
@@ -356,7 +357,7 @@ class QuadraticShard(Shard):
             }
         if upper is not None:
             xp = array_namespace(self.t)
-            targets = self.t[:, None, :] + self.noise.t[rows, upper]
+            targets = self.t[:, None, :] + self.noise.t[rows, as_index(upper, self.t)]
             changed |= {"t": xp.mean(targets, axis=1), "upper": targets}
         return replace(self, **changed)
 

@@ -5,14 +5,17 @@ import errno
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dbo.components import all_registries
 from dbo.platform.cli import new
-from dbo.platform.cli.skeletons import ALGORITHM
+from dbo.platform.cli.skeletons import ALGORITHM, FILES
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
 
@@ -33,12 +36,62 @@ def test_a_new_plugin_passes_verify(dbo: Command, tmp_path: Path, kind: str) -> 
     assert "NAME" not in test + (tmp_path / "own" / f"{name}.py").read_text()
 
 
+# What an experiment sets to use a component of each kind, and the class that it then has.
+USE: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+    "dataset": ({"task": {"name": "coefficient_tuning", "dataset": "mine"}}, lambda parts: parts.data),
+    "partition": ({"partition": "mine"}, lambda parts: parts.partition),
+    "topology": ({"topology": "mine"}, lambda parts: parts.topology),
+    "compressor": ({"algorithm": {"name": "c2dfb", "compressor": "mine"}}, lambda parts: parts.config.compressor),
+}
+
+
+@pytest.mark.parametrize("kind", USE)
+def test_a_new_component_runs_as_it_is(dbo: Command, tmp_path: Path, kind: str) -> None:
+    """It is listed, its commands are those of a run that ends, and its own tests pass."""
+    done = dbo("new", kind, "mine", "--out", "own")
+    assert (done.code, done.err) == (0, "")
+    listed = dbo("list", "plugins=own/mine.py", "mine")
+    assert listed.code == 0, listed.err
+    assert "mine" in listed.out
+    sections, find = USE[kind]
+    made = Experiment(plugins=["own/mine.py"], **sections)
+    assert type(find(made.parts)).__module__.startswith("dbo_plugin_")
+    (command,) = [line.strip() for line in done.out.splitlines() if line.startswith("  dbo run")]
+    ran = dbo(*shlex.split(command)[1:], "nodes=4", "rounds=2", "tracking.uri=off", "--out", "run", "--quiet")
+    assert ran.code == 0, ran.err
+    assert Experiment.read(tmp_path / "run" / "experiment.yaml").run_key
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "own/test_mine.py"], cwd=tmp_path,
+        capture_output=True, text=True, timeout=300, check=False)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert "NAME" not in (tmp_path / "own" / "mine.py").read_text() + (tmp_path / "own" / "test_mine.py").read_text()
+
+
+def test_every_kind_of_plugin_has_a_template() -> None:
+    """Those that a registry of components exists for."""
+    for kind in FILES:
+        assert new._find_registry(kind).kind == kind
+    assert {*FILES, "engine"} >= {registry.kind for registry in all_registries()}
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    ("task", "tuned"), ("dataset", "rings"), ("partition", "skewed"), ("topology", "wheel"),
+    ("compressor", "random_run"),
+])
+def test_templates_are_the_documented_examples(kind: str, name: str) -> None:
+    """docs/examples has the same files, which a wheel does not have."""
+    example = Path(__file__).parents[3] / "docs" / "examples" / f"{name}.py"
+    assert FILES[kind][0].replace("NAME", name) == example.read_text(encoding="utf-8")
+
+
 def test_nothing_is_overwritten(dbo: Command, assert_refused: Command, tmp_path: Path) -> None:
     """An existing file, a name that is in use and an unknown kind are refused; nothing is written."""
     (tmp_path / "test_mine.py").write_text("mine\n")
     assert_refused(dbo("new", "algorithm", "mine"), "test_mine.py", "exists already")
     assert_refused(dbo("new", "task", "quadratic"), "quadratic", "built-in")
-    assert_refused(dbo("new", "data", "mine"), "data", "algorithm, task")
+    assert_refused(dbo("new", "data", "mine"), "data", "dataset")
+    assert_refused(dbo("new", "engine", "mine"), "unknown value 'engine'", "algorithm, task, dataset, partition")
+    assert_refused(dbo("new", "topology", "ring"), "ring", "built-in")
     assert_refused(dbo("new", "algorithm", "class"), "'class'", "Python reserves it")
     (tmp_path / "e.yaml").write_text("rounds: 1\n")
     assert_refused(dbo("init", "e.yaml"), "e.yaml", "exists already")

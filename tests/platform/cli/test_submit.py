@@ -207,6 +207,24 @@ def test_a_comparison_is_a_job_that_can_be_followed_again(head: Head, tmp_path: 
     assert "has ended before" in stopped.stdout
 
 
+@pytest.mark.slow
+def test_a_plugin_that_is_a_module_travels_with_a_job(head: Head, tmp_path: Path) -> None:
+    """Only the client has the package on its path; driver and actors on the cluster import what was sent."""
+    package = tmp_path / "lib" / "lab_of_a_job"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    shutil.copy(REPO / "docs/examples/gossip_penalty.py", package / "method.py")
+    (tmp_path / "e.yaml").write_text(EXPERIMENT + "plugins: [lab_of_a_job.method]\nalgorithm: gossip_penalty\n")
+    path = os.pathsep.join([str(tmp_path / "lib"), os.environ.get("PYTHONPATH", "")])
+    client = head._replace(environment={**head.environment, "PYTHONPATH": path})
+    done = call(
+        client, BIN / "dbo", "submit", "e.yaml", "--address", head.address, "--storage", tmp_path / "store",
+        "--out", "fetched", cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_run(tmp_path / "fetched").summary["status"] == "finished"
+
+
 def test_unknown_job_is_one_line(head: Head, tmp_path: Path) -> None:
     done = call(head, BIN / "dbo", "jobs", "raysubmit_none", "--address", head.address, cwd=tmp_path)
     assert done.returncode == 2

@@ -67,9 +67,10 @@ def test_files_are_packed_byte_for_byte(tmp_path: Path, job: Path) -> None:
     edges, plugin = b"# a path\r\n0 1\r\n\r\n1 2   # middle\r\n", b"# -*- coding: latin-1 -*-\nname = '\xe9'\n"
     (tmp_path / "edges.txt").write_bytes(edges)
     (tmp_path / "mine.py").write_bytes(plugin)
-    data = {"plugins": [str(tmp_path / "mine.py"), "a.module"], "topology": {"file": str(tmp_path / "edges.txt")}}
+    data = {"plugins": [str(tmp_path / "mine.py"), "dbo.tasks"], "topology": {"file": str(tmp_path / "edges.txt")}}
     packed = bundle.copy_experiment_files(data, job)
-    assert packed == {"plugins": ["mine.py", "a.module"], "topology": {"file": "edges.txt"}}
+    assert packed == {"plugins": ["mine.py", "dbo.tasks"], "topology": {"file": "edges.txt"}}
+    assert sorted(file.name for file in job.iterdir()) == ["edges.txt", "mine.py"]      # every machine has dbo
     assert ((job / "edges.txt").read_bytes(), (job / "mine.py").read_bytes()) == (edges, plugin)
 
 

@@ -11,7 +11,7 @@ import pytest
 from dbo import components
 from dbo.platform.config import plugins
 from dbo.platform.config.experiment import Experiment
-from dbo.platform.errors import InputError
+from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.runner import prepare, run
 
 Tiny = Callable[..., Experiment]
@@ -221,6 +221,48 @@ def test_mistakes_at_run_time_have_file_and_line(plugin: Path, old: str, new: st
         prepare(experiment(plugin))
     assert message in str(caught.value)
     assert f"{plugin.resolve()}, line {line}" in str(caught.value)
+
+
+SPLIT = "return dbo.Split(*parts, classes=2)"
+ASSIGN = "return [np.arange(node, len(labels), nodes) for node in range(nodes)]"
+GRAPH = "return nx.path_graph(nodes)"
+MESSAGE = 'return dbo.Message(values, form="sparse", kept=count)'
+FORMS = "must be a dbo.Message of shape (3, 6) and form 'dense' or 'sparse' or 'levels'"
+# what a method returns → what it is replaced by, the method, and the message
+WRONG_RETURNS = [
+    (SPLIT, "return parts", "load", " returned a list; must be a dbo.Split of dbo.Part"),
+    (SPLIT, "return dbo.Split(*((p.features, p.labels) for p in parts))", "load", " returned a dbo.Split of other"),
+    (SPLIT, "return dbo.Split(*parts[:2], dbo.Part(inputs, labels[:3]))", "load",
+     " returned 120 rows of features and 3 labels in test; must be as many, at least 1"),
+    (ASSIGN, "return 3", "assign", " returned a int; must be a list of 3 arrays of sample numbers, one per node"),
+    (ASSIGN, "return [np.arange(len(labels))]", "assign", " returned 1 entries; must be a list of 3 arrays"),
+    (ASSIGN, "return [np.arange(len(labels))] * nodes", "assign", " assigns sample 0 3 times; must assign every"),
+    (ASSIGN, "return [np.array([node]) for node in range(nodes)]", "assign", " assigns sample 3 to no node"),
+    (ASSIGN, "return [np.arange(0)] * nodes", "assign", " gives node 0 no samples; must give every node at least one"),
+    (ASSIGN, "return [np.array([99])] * nodes", "assign", " returned sample 99; must be 0 to 29"),
+    (ASSIGN, "return [np.array([0.5])] * nodes", "assign", " returned entries that are not arrays of integers"),
+    (GRAPH, "return [(0, 1), (1, 2)]", "graph", " returned a list; must be a networkx graph"),
+    (GRAPH, "return nx.path_graph(nodes + 1)", "graph", " returned a graph of 4 nodes; must have 3"),
+    (GRAPH, "return nx.empty_graph(nodes)", "graph", ": the graph has 3 components, it must be connected"),
+    (MESSAGE, "return values", "__call__", f" returned a ndarray; {FORMS}"),
+    (MESSAGE, "return dbo.Message(values[:, :2])", "__call__", " returned a dbo.Message of shape (3, 2)"),
+    (MESSAGE, 'return dbo.Message(values, form="few")', "__call__", " returned a dbo.Message of shape (3, 6) and"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "method", "message"), WRONG_RETURNS)
+def test_wrong_returns_have_file_and_line(
+    plugin: Path, tmp_path: Path, old: str, new: str, method: str, message: str
+) -> None:
+    """The error names the class, its method with file and line, what it returned and what it must return."""
+    plugin.write_text(ALL_KINDS.replace(old, new))
+    text = plugin.read_text()
+    start = text.rindex(f"def {method}(", 0, text.index(new))
+    with pytest.raises((InputError, RunError)) as caught:
+        run(experiment(plugin), tmp_path / "run")
+    line = text[:start].count("\n") + 1
+    assert f".{method} ({plugin.resolve()}, line {line}){message}" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_shipped_plugin_needs_no_file(plugin: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dbo.tasks.api import Array, Part, Problem, Setup, Shard, Split
+from dbo.tasks.api import Array, Batches, Part, Problem, Setup, Shard, Split
 from dbo.tasks.datasets.digits import Digits
 from dbo.tasks.datasets.synthetic_text import SyntheticText
 from dbo.tasks.partitions import ByClass, Dirichlet, Iid
@@ -39,6 +39,7 @@ TEXT = SyntheticText(documents=120, features=40, classes=4, words=15)
 
 CASES: dict[str, tuple[Any, Any, Any, int]] = {
     "quadratic": (Quadratic(dim_x=4, dim_y=7), Iid(), None, 4),
+    "quadratic-noise": (Quadratic(dim_x=4, dim_y=7, noise=0.1, samples=8), Iid(), None, 4),
     "quadratic-more-x-than-y": (Quadratic(dim_x=5, dim_y=3, mu=0.0, condition=3.0, heterogeneity=0.0), Iid(), None, 3),
     "tuning-half_mean": (CoefficientTuning(), ByClass(), FEW, 5),
     "tuning-mean": (CoefficientTuning(reg_form="mean"), Dirichlet(alpha=0.4), FEW, 4),
@@ -212,6 +213,28 @@ def test_torch_tensors_give_the_same_numbers(case: str) -> None:
     for name, rows in evaluate_oracles(converted, *(torch.asarray(rows.copy()) for rows in (x, y, v))).items():
         assert isinstance(rows, torch.Tensor), name
         np.testing.assert_allclose(rows.numpy(), expected[name], rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("case", [
+    "quadratic-noise", "tuning-half_mean", "backbone-relu", "policy", "logistic", "cleaning",
+])
+@pytest.mark.filterwarnings("error")
+def test_batches_of_tensors_give_the_same_numbers(case: str) -> None:
+    """Drawn sample numbers are read-only: torch takes them without a warning, on both levels."""
+    torch = pytest.importorskip("torch")
+    shard = problem(case).shard([0, 1, 2])
+    converted = shard.to(lambda a: torch.asarray(a.copy()))
+    x, y, v = point(shard)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)                  # torch warns once per process otherwise
+    try:
+        for step in range(2):
+            here, there = (each.draw_batch(Batches(lower=2, upper=3), 1, step) for each in (shard, converted))
+            expected = evaluate_oracles(here, x, y, v)
+            for name, rows in evaluate_oracles(there, *(torch.asarray(rows.copy()) for rows in (x, y, v))).items():
+                np.testing.assert_allclose(rows.numpy(), expected[name], rtol=1e-10, atol=1e-13, err_msg=name)
+    finally:
+        torch.set_warn_always(always)
 
 
 def test_sparse_and_dense_features_agree() -> None:
