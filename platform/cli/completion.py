@@ -109,7 +109,9 @@ def _read_settings(words: Sequence[str]) -> dict[str, Any]:
 def _list_words(command: str, given: Sequence[str], current: str, settings: Mapping[str, Any]) -> list[str]:
     """Return keys with their `=`, and the names that a command takes as its first argument."""
     if command in ("new", "completion"):
-        return {"new": ["algorithm", "task"], "completion": list(_SCRIPTS)}[command] if not given else []
+        from dbo.platform.cli.skeletons import FILES
+
+        return list(FILES if command == "new" else _SCRIPTS) if not given else []
     if command not in _TAKES_EXPERIMENT:
         return []
     names: list[str] = []

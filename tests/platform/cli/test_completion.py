@@ -32,6 +32,8 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands       # type: ig
     (["list", "two"], ["two_hop"]),
     (["sweep", "sensitivity-r"], ["sensitivity-ratio"]),
     (["new", "al"], ["algorithm"]),
+    (["new", "t"], ["task", "topology"]),
+    (["new", "topology", ""], []),
     (["run", "--out", "x"], []),
     (["no_such_command", ""], []),
     (["run", "nodes="], []),

@@ -18,7 +18,7 @@ from dbo import components
 from dbo.algorithms.compression.compressors import COMPRESSORS
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config import overrides, presets, yaml_io
-from dbo.platform.config.code_identity import read_source
+from dbo.platform.config import plugins as plugging
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.config.experiment import NOT_DECISIVE, Experiment
 from dbo.platform.config.validation import list_parameters
@@ -489,7 +489,7 @@ def test_run_key_changes_with_any_file_of_a_plugin_package(
     keys = [tiny(plugins=["a_package_of_mine"]).run_key]
     for name in ("__init__.py", "helper.py", "deep/kernel.py"):
         (package / name).write_text("a = 2\n")
-        read_source.cache_clear()               # as in a new process
+        plugging._modules.clear()               # as in a new process
         keys.append(tiny(plugins=["a_package_of_mine"]).run_key)
     monkeypatch.delitem(sys.modules, "a_package_of_mine")
     components.forget("a_package_of_mine")
