@@ -46,8 +46,8 @@ class Batch:
 class TorchTask(Task):
     """A task whose losses are written in PyTorch.
 
-    x and y are tensors, `torch.nn.Module`s, or dictionaries, lists and tuples of them. The losses get them with the
-    same structure; modules arrive as functions with their parameters as attributes.
+    x and y are tensors, modules (`torch.nn.Module`), or dictionaries, lists and tuples of them. The losses get them
+    with the same structure; modules arrive as functions with their parameters as attributes.
     """
 
     directions: ClassVar[Mapping[str, Direction]] = {"test_accuracy": "max", "test_loss": "min"}
