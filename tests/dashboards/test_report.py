@@ -287,7 +287,7 @@ def test_planted_folder_of_figures_is_refused(copy: Copy, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("count", [2, 7])
-def test_a_legend_that_is_too_wide_is_above_the_axis(count: int) -> None:
+def test_a_legend_that_is_too_long_is_above_the_axis(count: int) -> None:
     """It neither leaves the figure nor covers the axis; short entries stay inside."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
