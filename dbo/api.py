@@ -197,7 +197,9 @@ def _build_experiment(base: Base, settings: Mapping[str, Any]) -> Experiment:
 def _save_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace a model that is given as `start` by a file with its content."""
     start = settings.get("start")
-    if start is None or isinstance(start, str | Path):
+    if isinstance(start, Path):
+        return {**settings, "start": str(start)}
+    if start is None or isinstance(start, str):
         return settings
     from dbo.platform.runs.result import save_start
 

@@ -86,10 +86,17 @@ def assign_samples(samples: Split, nodes: int, seed: int, partition: Partition) 
     """Return the sample numbers per node for train and for val, by the same rule and equal generators."""
     train, val = (
         _check_assignment(
-            partition, partition.assign(part.labels, nodes, generator(seed, "partition")), len(part), nodes)
+            partition, partition.assign(_protect(part.labels), nodes, generator(seed, "partition")), len(part), nodes)
         for part in (samples.train, samples.val)
     )
     return train, val
+
+
+def _protect(labels: Array) -> Array:
+    """Return labels that cannot be written into: the task uses the same ones."""
+    view = labels.view()
+    view.flags.writeable = False
+    return view
 
 
 def _check_assignment(partition: Partition, assigned: Any, samples: int, nodes: int) -> list[Array]:

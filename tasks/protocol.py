@@ -144,8 +144,8 @@ class Setup:
     data_dir: str | None = None
     tune_fraction: float = 0.0      # share of the validation samples that neither level sees
 
-    def load_samples(self) -> Split:
-        """Load the samples of the data set, for tasks that need one."""
+    def load_samples(self, needs_classes: bool = False) -> Split:
+        """Load the samples of the data set, for tasks that need one; those that classify need classes."""
         if self.data is None:
             raise ValueError("task.dataset: this task learns from data, but no data set was given")
         split: Any = self.data.load(self.seed, self.data_dir)
@@ -154,12 +154,32 @@ class Setup:
             raise ValueError(
                 f"task.dataset: {name_method(self.data, 'load')} returned a {found}; must be a dbo.Split of dbo.Part")
         for name, part in zip(("train", "val", "test"), split.parts, strict=True):
-            if part.features.shape[0] != len(part) or not len(part):
-                raise ValueError(
-                    f"task.dataset: {name_method(self.data, 'load')} returned {part.features.shape[0]} rows of "
-                    f"features and {len(part)} labels in {name}; must be as many, at least 1"
-                )
+            if mistake := _find_mistake(part, name, split.classes):
+                raise ValueError(f"task.dataset: {name_method(self.data, 'load')} returned {mistake}")
+        if needs_classes and split.classes < 2:
+            raise ValueError(
+                f"task.dataset: {name_method(self.data, 'load')} returned a dbo.Split with classes={split.classes}; "
+                f"must be at least 2, because this task classifies")
         return split.hold_out(self.tune_fraction, self.seed)
+
+
+def _find_mistake(part: Part, name: str, classes: int) -> str | None:
+    """Return what is wrong with samples that a plugin has returned; None: nothing."""
+    features, labels = part.features, part.labels
+    values = features.data if isinstance(features, sparse.csr_array) else features
+    if not isinstance(values, np.ndarray) or not isinstance(labels, np.ndarray):
+        kinds = f"a {type(values).__name__} of features and a {type(labels).__name__} of labels"
+        return f"{kinds} in {name}; must be NumPy arrays, or a csr_array of features"
+    if features.shape[0] != len(part) or not len(part):
+        return f"{features.shape[0]} rows of features and {len(part)} labels in {name}; must be as many, at least 1"
+    if values.dtype.kind not in "fiub" or labels.dtype.kind not in "fiub":
+        return f"features of {values.dtype} and labels of {labels.dtype} in {name}; must be numbers"
+    for what, array in (("features", values), ("labels", labels)):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return f"{what} with NaN or inf in {name}; must be finite"
+    if classes and (labels.ndim != 1 or labels.dtype.kind == "f" or not 0 <= labels.min() <= labels.max() < classes):
+        return f"labels in {name} that are not the numbers 0 to {classes - 1} of its {classes} classes"
+    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,8 @@
 """Build the problem of a `TorchTask`: its samples, their assignment to nodes, the start, and the test metrics."""
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -189,19 +191,37 @@ def _read_part(part: Any, name: str) -> Part:
 
 def _read_dataset(data: Any, name: str) -> tuple[Tensor, Tensor]:
     """Read a torch data set once; random transforms are drawn from a fixed seed and stay as they are drawn."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(crc32(name.encode()))
-        items = [data[i] for i in range(len(data))]
+    with _fixed_seeds(crc32(name.encode())):
+        items = _call(f"data.{name}", lambda: [data[i] for i in range(len(data))])
     try:
-        return torch.stack([torch.as_tensor(item[0]) for item in items]), torch.as_tensor([item[1] for item in items])
-    except (TypeError, IndexError, RuntimeError, ValueError) as error:
+        inputs, labels = (torch.stack([torch.as_tensor(item[part]) for item in items]) for part in (0, 1))
+        return inputs, labels
+    except (TypeError, IndexError, KeyError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"task: data.{name}: its items cannot be stacked as (input, label) pairs: {reason}") from None
 
 
+@contextmanager
+def _fixed_seeds(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python, and restore them afterwards."""
+    before = np.random.get_state(), random.getstate()      # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            np.random.seed(seed)                           # noqa: NPY002
+            random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(before[0])                     # noqa: NPY002
+        random.setstate(before[1])
+
+
 def _as_array(value: Any, name: str) -> Array:
     if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
+        if value.layout is not torch.strided:
+            raise ValueError(f"task: data.{name} is a sparse tensor; must be dense")
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "fiub" or array.ndim == 0:
         raise ValueError(f"task: data.{name} is an array of {array.dtype}; must be numbers, samples first")
@@ -215,24 +235,48 @@ def _as_row(row: Array) -> Tensor:
 def _try_losses(problem: TorchProblem) -> None:
     """Call the losses with samples of node 0 and the metrics once; raise ValueError with one line about a mistake."""
     task, shard = problem.task, problem.shard([0])
-    x, y = (spec.unflatten(_as_row(row[0])) for spec, row in ((problem.spec_x, shard.x0), (problem.spec_y, shard.y0)))
+    rows = [_as_row(shard.x0[0]), _as_row(shard.y0[0])]
+    x, y = (spec.unflatten(row) for spec, row in zip((problem.spec_x, problem.spec_y), rows, strict=True))
     for name, level, loss in (("lower", shard.lower, task.lower), ("upper", shard.upper, task.upper)):
         group = level.groups[0]
-        inputs = group.inputs[0]
+        inputs, what = group.inputs[0], f"{name}(x, y, batch)"
         compute = (lambda i=inputs: task.representation(x, i)) if task.has_representation else None
-        with refuse_random_numbers():
-            value = _call(f"{name}(x, y, batch)", loss, x, y, Batch(inputs, group.labels[0], group.index[0], compute))
+        given = x, y, Batch(inputs, group.labels[0], group.index[0], compute)
+        value = _call_twice(what, loss, given, [*rows, level.inputs, level.labels])
         if not isinstance(value, Tensor) or value.ndim != 0:
             shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else _describe(value)
-            raise ValueError(f"task: {name}(x, y, batch) returns {shown}; must be a scalar tensor, e.g. a mean")
+            raise ValueError(f"task: {what} returns {shown}; must be a scalar tensor, e.g. a mean")
         if not value.is_floating_point() or not bool(torch.isfinite(value)):
-            raise ValueError(f"task: {name}(x, y, batch) returns {value.item()} at the start; must be a finite float")
-    with refuse_random_numbers():
-        found = _call("metrics(x, y, test)", task.metrics, x, y, problem._test_batch(x))
+            raise ValueError(f"task: {what} returns {value.item()} at the start; must be a finite float")
+    test = problem._test_batch(x)
+    found = _call_twice("metrics(x, y, test)", task.metrics, (x, y, test), [*rows, test.inputs, test.labels])
     _check_metrics(task, found)
     shard = problem.shard(range(min(2, problem.nodes)))
     for values in (shard.f, shard.g):
         _call("a loss under torch.vmap", values, shard.x0, shard.y0)
+
+
+def _call_twice(what: str, function: Callable[..., Any], given: tuple[Any, ...], tensors: list[Tensor]) -> Any:
+    """Call a user's function; it must not write into its arguments, and give the same value again."""
+    versions = [tensor._version for tensor in tensors]
+    with refuse_random_numbers():
+        first, second = (_call(what, function, *given) for _ in range(2))
+    if [tensor._version for tensor in tensors] != versions:
+        raise ValueError(f"task: {what} writes into its arguments (an in-place operation); write x + 1, not x.add_(1)")
+    if not _is_equal(first, second):
+        raise ValueError(
+            f"task: {what} gives another value when it is called again; draw random numbers in data or init, and keep "
+            f"no state between calls")
+    return first
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    is_number = isinstance(one, int | float) and isinstance(other, int | float)
+    return not is_number or one == other or (one != one and other != other)
 
 
 def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -262,7 +306,10 @@ def _check_metrics(task: TorchTask, found: Any) -> dict[str, float]:
             raise ValueError(f"task: metrics has {name!r} without a direction; write {declared} (or min) in the class")
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"task: metrics: {name} has shape {tuple(value.shape)}; must be one number")
-        values[str(name)] = float(value)
+        try:
+            values[str(name)] = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"task: metrics: {name} is {_describe(value)}; must be one number") from None
     return values
 
 

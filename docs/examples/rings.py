@@ -1,7 +1,7 @@
 """rings: describe the data here: what a sample is, where it comes from, how it is split.
 
     dbo list plugins=rings.py rings
-    dbo run plugins=rings.py task=coefficient_tuning task.dataset=rings engine=local rounds=20 algorithm.eta_in=0.1
+    dbo run plugins=rings.py task=coefficient_tuning task.dataset=rings engine=local rounds=20
 """
 
 import numpy as np
@@ -22,6 +22,6 @@ class DataSet:
         labels = rng.permutation(np.arange(self.samples) % 2)
         radius = 1 + labels + self.noise * rng.standard_normal(self.samples)
         angle = 2 * np.pi * rng.random(self.samples)
-        features = np.stack([radius * np.cos(angle), radius * np.sin(angle), radius**2, np.ones_like(radius)], axis=1)
+        features = np.stack([np.cos(angle), np.sin(angle), radius**2 / 4, np.ones_like(radius)], axis=1)
         train, val, test = (dbo.Part(features[part::3], labels[part::3]) for part in range(3))
         return dbo.Split(train, val, test, classes=2)

@@ -1,7 +1,9 @@
 """`dbo new` and `dbo init`: write the first version of a plugin or of an experiment file."""
 
 import keyword
+import sys
 from dataclasses import replace
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 _SETTINGS = {
     "algorithm": "algorithm={name} task=quadratic rounds=200",
     "task": "task={name} algorithm.eta_in=0.1 algorithm.eta_out=0.1",
-    "dataset": "task=coefficient_tuning task.dataset={name} rounds=20 algorithm.eta_in=0.1",
+    "dataset": "task=coefficient_tuning task.dataset={name} rounds=20",
     "partition": "partition={name}",
     "topology": "topology={name} task=quadratic rounds=100",
     "compressor": "algorithm.compressor={name} algorithm.gamma_in=auto task=quadratic rounds=200",
@@ -45,6 +47,8 @@ def write_plugin(
         _find_registry(kind).check_name(name, f"{name} of a user")
     except ValueError as error:
         raise InputError(f"new: {error}") from None
+    if name in sys.stdlib_module_names or name == "dbo" or name in packages_distributions():
+        raise InputError(f"new: {name} is the name of a Python module, which {name}.py would hide; choose another name")
     if keyword.iskeyword(name):
         raise InputError(f"new: {kind} {name!r}: the name is not allowed; Python reserves it")
     files = {out / f"{name}.py": FILES[kind][0], out / f"test_{name}.py": FILES[kind][1]}

@@ -146,7 +146,7 @@ def test_it_can_be_learned(tmp_path: Path) -> None:
 DATASET = '''"""NAME: describe the data here: what a sample is, where it comes from, how it is split.
 
     dbo list plugins=NAME.py NAME
-    dbo run plugins=NAME.py task=coefficient_tuning task.dataset=NAME engine=local rounds=20 algorithm.eta_in=0.1
+    dbo run plugins=NAME.py task=coefficient_tuning task.dataset=NAME engine=local rounds=20
 """
 
 import numpy as np
@@ -167,7 +167,7 @@ class DataSet:
         labels = rng.permutation(np.arange(self.samples) % 2)
         radius = 1 + labels + self.noise * rng.standard_normal(self.samples)
         angle = 2 * np.pi * rng.random(self.samples)
-        features = np.stack([radius * np.cos(angle), radius * np.sin(angle), radius**2, np.ones_like(radius)], axis=1)
+        features = np.stack([np.cos(angle), np.sin(angle), radius**2 / 4, np.ones_like(radius)], axis=1)
         train, val, test = (dbo.Part(features[part::3], labels[part::3]) for part in range(3))
         return dbo.Split(train, val, test, classes=2)
 '''
@@ -185,8 +185,7 @@ TASK = {"name": "coefficient_tuning", "dataset": "NAME"}
 
 def run(out: Path, rounds: int) -> Any:
     """Run a small classifier on the data."""
-    return dbo.run(plugins=[str(FILE)], task=TASK, algorithm={"name": "c2dfb", "eta_in": 0.1, "eta_out": 0.1}, nodes=4,
-                   rounds=rounds, engine="local", out=out)
+    return dbo.run(plugins=[str(FILE)], task=TASK, nodes=4, rounds=rounds, engine="local", out=out)
 
 
 def test_it_depends_on_the_seed_alone(tmp_path: Path) -> None:

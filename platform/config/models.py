@@ -19,9 +19,9 @@ def parse_start(content: bytes, file: str) -> dict[str, NDArray[Any]]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    if content[:2] in (b"PK", b"\x80\x02"):        # torch.save, in its two formats
+    if content[:2] in (b"PK", b"\x80\x02"):        # an archive, or the old format of torch.save
         raise InputError(
-            f"start: {file} is a pickle, which is not read; write it with "
+            f"start: {file} is a file of torch.save or np.savez, which is not read; write it with "
             f"safetensors.torch.save_file(model.state_dict(), FILE), names x.… and y.…"
         )
     try:

@@ -1,5 +1,6 @@
 """Prepare a run: build the problem and the network that an experiment describes, and choose the folder."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dbo.platform.engine.shard_wrappers import start_at
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import Network, build_graph, build_network, server_network
 from dbo.platform.runs.remote import RemoteFolder, is_url
+from dbo.platform.runs.schema import CLOSED_FORMS, METRICS
 from dbo.platform.runs.stop_rule import StopRule
 from dbo.tasks.api import Problem, Setup
 
@@ -40,6 +42,7 @@ class Prepared:
 def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
     """Load and partition the data and draw the graph; wrong combinations are input errors."""
     parts = experiment.parts
+    _check_metrics(parts.task.directions)
     StopRule.of(experiment)
     check_request(parts.engine, experiment.nodes)
     try:
@@ -61,6 +64,15 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
             raise
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise InputError(f"{reason} ({at})" if at else reason) from error
+
+
+def _check_metrics(directions: Mapping[str, Any]) -> None:
+    """Refuse metrics of a task that would replace a column of ours, or that no target could name."""
+    for name in directions:
+        if name in METRICS and name not in ("test_accuracy", "test_loss", *CLOSED_FORMS):
+            raise InputError(f"task: directions has {name!r}, which is a metric of dbo; choose another name")
+        if not str(name).isidentifier():
+            raise InputError(f"task: directions has {str(name)!r}; a metric's name has letters, digits and _ only")
 
 
 def _read_start(experiment: Experiment, file: str) -> tuple[NDArray[Any], NDArray[Any]]:

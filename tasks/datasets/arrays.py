@@ -65,9 +65,10 @@ class Arrays:
 
 def _read(file: str, where: str) -> dict[str, Array]:
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
+        stored = np.load(file, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with stored:
             return dict(stored)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         reason = str(error).partition("\n")[0]

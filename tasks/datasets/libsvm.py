@@ -28,6 +28,8 @@ class Libsvm:
             parts[0], None, parts[1] if self.test_file else None, classes, self.test_fraction, self.val_fraction, seed
         )
 
+_MOST_FEATURES = 50_000_000      # of a model per class: more are likely a damaged line
+
 
 def read_libsvm(
     files: list[Path], where: str, dense: bool, features: int | None = None
@@ -43,6 +45,8 @@ def read_libsvm(
     except (ValueError, OSError, EOFError, OverflowError) as error:
         reason = str(error).strip().partition("\n")[0].partition(": b'")[0]      # not the content of the file
         raise ValueError(f"{where} is not in LIBSVM's format ({reason}); must be lines `label index:value …`") from None
+    if (width := loaded[0].shape[1]) > _MOST_FEATURES:
+        raise ValueError(f"{where} has an index of {width - 1:,}; must be at most {_MOST_FEATURES:,} features")
     labels, classes = number_classes(where, *loaded[1::2])
     parts = []
     for matrix, own in zip(loaded[::2], labels, strict=True):

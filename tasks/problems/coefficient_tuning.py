@@ -44,7 +44,7 @@ class CoefficientTuning(Task):
         return Work(data.samples * (data.nonzeros or data.features) * data.classes, data.features * (data.classes + 1))
 
     def build(self, setup: Setup) -> "CoefficientTuningProblem":
-        samples = setup.load_samples()
+        samples = setup.load_samples(needs_classes=True)
         train, val = assign_samples(samples, setup.nodes, setup.seed, setup.partition)
         entries = samples.train.features.shape[1] * samples.classes
         scale = {"half_mean": 0.5 / entries, "mean": 1.0 / entries, "sum": 1.0}[self.reg_form]

@@ -56,7 +56,7 @@ class HyperCleaning(Task):
         return Work(data.samples * features * data.classes, data.samples + features * data.classes)
 
     def build(self, setup: Setup) -> "HyperCleaningProblem":
-        samples = setup.load_samples()
+        samples = setup.load_samples(needs_classes=True)
         if not isinstance(samples.train.features, np.ndarray):
             raise ValueError(
                 f"task.dataset: hyper_cleaning needs dense features, {self.dataset} has sparse ones; set dense: true"

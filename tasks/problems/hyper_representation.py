@@ -57,7 +57,7 @@ class HyperRepresentation(Task):
         return Work(3 * data.samples * weights, weights)      # forward, and backward to both factors
 
     def build(self, setup: Setup) -> "HyperRepresentationProblem":
-        samples = setup.load_samples()
+        samples = setup.load_samples(needs_classes=True)
         if not isinstance(samples.train.features, np.ndarray):
             raise ValueError(
                 f"task.dataset: hyper_representation needs dense features, {self.dataset} has sparse ones; "

@@ -1,5 +1,7 @@
 """`TorchTask`: derivatives, grouping by size, representations, modules, data, mistakes."""
 
+import random
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +15,7 @@ from dbo.components import as_dataclass
 from dbo.tasks.api import Part, Setup, Split, TorchTask
 from dbo.tasks.partitions import ByClass, Iid
 from dbo.tasks.problems.hyper_representation import HyperRepresentation
-from dbo.tasks.torch_problem import TorchProblem
+from dbo.tasks.torch_problem import TorchProblem, read_split
 from dbo.tasks.torch_shard import TorchShard
 
 ORACLES = ("f_x", "f_y", "g_x", "g_y", "g_yy", "g_xy")
@@ -273,7 +275,7 @@ def test_buffers_are_constants_in_the_experiments_dtype() -> None:
     class Shift(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(6, 4))
+            self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 24).reshape(6, 4))
             self.register_buffer("shift", torch.full((4,), 0.5))
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -436,3 +438,147 @@ def test_labels_that_are_no_classes_need_the_iid_partition() -> None:
     with pytest.raises(ValueError, match="by_class needs class numbers"):
         build(task)
     assert build(task, partition=Iid()).nodes == 4
+
+
+# ---- what a task must not do, and what its modules may be ------------------------------------------------------------
+
+
+class Counter(torch.nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 24).reshape(6, 4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Any) -> Any:
+        self.calls.add_(1)    # type: ignore[operator]
+        return inputs @ self.weight * (1 + 0.1 * self.calls)
+
+
+def scale_inputs(self: Any, x: Any, y: Any, batch: Any) -> Any:
+    return batch.inputs.mul_(2).mean() + y[0].square().sum()
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"lower": scale_inputs}, r"lower\(x, y, batch\) writes into its arguments"),
+        ({"upper": lambda self, x, y, b: y[0].mul_(2).sum()}, r"upper\(x, y, batch\) writes into its arguments"),
+        ({"metrics": lambda self, x, y, t: {"test_loss": t.inputs.add_(1).mean()}}, r"metrics\(x, y, test\) writes"),
+        ({"lower": lambda self, x, y, b: y[0].sum() * np.random.default_rng().random()}, "gives another value when"),
+        ({"init": lambda self, g: (Counter(), torch.eye(4, 3)),
+          "lower": lambda self, x, y, b: cross_entropy(x(b.inputs) @ y, b.labels)}, "gives another value when it is"),
+        ({"metrics": lambda self, x, y, t: {"test_loss": "low"}}, "metrics: test_loss is a str; must be one number"),
+        ({"init": lambda self, g: ([w := torch.zeros(3), w], torch.zeros(2))}, "x.0 and x.1 are the same tensor"),
+        ({"init": lambda self, g: ({"a.b": torch.zeros(3), "a": {"b": torch.ones(3)}}, torch.zeros(2))},
+         "two entries have the path x.a.b"),
+        ({"init": lambda self, g: (torch.zeros(3, device="meta"), torch.zeros(2))}, "x has dtype meta"),
+        ({"data": lambda self, seed: replace(make_data(0), train=(torch.eye(6).to_sparse(), torch.zeros(6)))},
+         "data.train.inputs is a sparse tensor"),
+    ],
+)
+def test_what_would_not_be_repeated_is_refused(methods: dict[str, Any], message: str) -> None:
+    """In-place operations, state between calls, entries that are one: before the run starts, in one line."""
+    with pytest.raises(ValueError, match=message) as caught:
+        build(variant(**methods))
+    assert "\n" not in str(caught.value)
+
+
+def test_tied_modules_are_refused() -> None:
+    """Rows have one entry per parameter: two modules of a tree cannot share one."""
+    one, other = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4)
+    other.weight = one.weight
+    with pytest.raises(ValueError, match=r"x\.a\.weight and x\.b\.weight are the same tensor"):
+        build(variant(init=lambda self, g: ({"a": one, "b": other}, torch.zeros(2))))
+
+
+@as_dataclass
+class Frozen(Modules):
+    """The first layer is frozen: a constant, not a part of x."""
+
+    def init(self, generator: torch.Generator) -> tuple[Any, Any]:
+        layers = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5).eval(), torch.nn.Linear(5, 4))
+        layers[0].requires_grad_(False)
+        layers[1].requires_grad_(False)
+        return layers, {"head": torch.nn.Linear(4, 3, bias=False)}
+
+
+def test_frozen_parameters_are_constants() -> None:
+    """They are no entries of a row, take part in the losses, and come back as they were."""
+    task = Frozen()
+    problem = build(task)
+    shard = problem.shard(range(4))
+    assert shard.dim_x == 5 * 4 + 4
+    x, y, _ = point(shard)
+    np.testing.assert_allclose(shard.g_x(x, y), differences(lambda p: shard.g(p, y), x), rtol=1e-5, atol=1e-8)
+    model, head = task.build_model(0, x[0], y[0])
+    before, _ = task.build_model(0, x[1], y[1])
+    assert torch.equal(model[0].weight, before[0].weight)
+    assert not model[0].weight.requires_grad
+    assert not torch.equal(model[2].weight, before[2].weight)
+    state = {f"x.{name}": value.detach().numpy() for name, value in model.state_dict().items()}
+    state["y.head.weight"] = head["head"].weight.detach().numpy()
+    np.testing.assert_array_equal(task.read_model(0, state)[0], x[0])
+    state["x.0.weight"] = state["x.0.weight"] + 1
+    with pytest.raises(ValueError, match=r"has a constant x\.0\.weight"):
+        task.read_model(0, state)
+
+
+def test_named_tuples_and_lists_of_modules_keep_their_kind() -> None:
+    """A loss sees a named tuple, iterates over layers, and finds None where a layer has no bias."""
+    Layers = namedtuple("Layers", ["all", "scale"])
+
+    def init(self: Any, generator: Any) -> Any:
+        act = torch.nn.Tanh()
+        layers = torch.nn.Sequential(torch.nn.Linear(6, 4, bias=False), act, torch.nn.Linear(4, 4), act)
+        return Layers(layers, torch.ones(())), (torch.zeros(4, 3),)
+
+    def hidden(self: Any, x: Any, inputs: Any) -> Any:
+        assert x.all[0].bias is None
+        assert len(x.all) == 4
+        for layer in x.all:
+            inputs = layer(inputs)
+        return x.scale * inputs
+
+    task = variant(
+        init=init, hidden=hidden, lower=lambda self, x, y, b: cross_entropy(
+            self.hidden(x, b.inputs) @ y[0], b.labels) + y[0].square().sum(),
+        upper=lambda self, x, y, b: cross_entropy(self.hidden(x, b.inputs) @ y[0], b.labels),
+    )
+    shard = build(task).shard(range(4))
+    assert shard.dim_x == 24 + 20 + 1
+    x, y, _ = point(shard)
+    np.testing.assert_allclose(shard.f_x(x, y), differences(lambda p: shard.f(p, y), x), rtol=1e-5, atol=1e-8)
+    assert task.build_model(0, x[0], y[0])[0].scale.shape == ()
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_attention_without_dropout_is_accepted(vectorize: bool) -> None:
+    """Its operation may draw random numbers, but does not."""
+    def lower(self: Any, x: Any, y: Any, batch: Any) -> Any:
+        rows = (batch.inputs @ x["w"])[None]
+        mixed = torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
+        return (mixed[0] @ y[0]).square().mean() + y[0].square().sum()
+
+    shard = build(variant(lower=lower, vectorize=vectorize)).shard(range(4))
+    x, y, _ = point(shard)
+    np.testing.assert_allclose(shard.g_y(x, y), differences(lambda p: shard.g(x, p), y), rtol=1e-5, atol=1e-8)
+
+
+def test_random_transforms_of_a_dataset_have_a_fixed_seed() -> None:
+    """Those of NumPy and Python too; labels may be vectors; the generators go on as before."""
+    class Noisy(torch.utils.data.Dataset):    # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 24
+
+        def __getitem__(self, i: int) -> Any:
+            noise = np.random.rand(6) + random.random()    # noqa: NPY002
+            return torch.from_numpy(noise), torch.tensor([i % 3, 0])
+
+    before = np.random.get_state()[1].copy(), random.getstate()    # noqa: NPY002
+    first, second = (read_split(Split(Noisy(), Noisy(), Noisy())) for _ in range(2))
+    np.testing.assert_array_equal(first.train.features, second.train.features)
+    assert first.train.labels.shape == (24, 2)
+    assert np.array_equal(np.random.get_state()[1], before[0])    # noqa: NPY002
+    assert random.getstate() == before[1]

@@ -93,6 +93,8 @@ def test_nothing_is_overwritten(dbo: Command, assert_refused: Command, tmp_path:
     assert_refused(dbo("new", "engine", "mine"), "unknown value 'engine'", "algorithm, task, dataset, partition")
     assert_refused(dbo("new", "topology", "ring"), "ring", "built-in")
     assert_refused(dbo("new", "algorithm", "class"), "'class'", "Python reserves it")
+    for module in ("numpy", "json", "dbo"):
+        assert_refused(dbo("new", "task", module), f"{module} is the name of a Python module", "choose another name")
     (tmp_path / "e.yaml").write_text("rounds: 1\n")
     assert_refused(dbo("init", "e.yaml"), "e.yaml", "exists already")
     assert_refused(dbo("init", "e.txt"), "e.txt", ".yaml")

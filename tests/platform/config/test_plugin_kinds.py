@@ -234,6 +234,14 @@ WRONG_RETURNS = [
     (SPLIT, "return dbo.Split(*((p.features, p.labels) for p in parts))", "load", " returned a dbo.Split of other"),
     (SPLIT, "return dbo.Split(*parts[:2], dbo.Part(inputs, labels[:3]))", "load",
      " returned 120 rows of features and 3 labels in test; must be as many, at least 1"),
+    (SPLIT, "return dbo.Split(*parts[:2], dbo.Part(inputs * np.nan, labels), classes=2)", "load",
+     " returned features with NaN or inf in test; must be finite"),
+    (SPLIT, "return dbo.Split(*parts[:2], dbo.Part(inputs, labels - 1), classes=2)", "load",
+     " returned labels in test that are not the numbers 0 to 1 of its 2 classes"),
+    (SPLIT, "return dbo.Split(*parts[:2], dbo.Part(inputs, list(labels)), classes=2)", "load",
+     " returned a ndarray of features and a list of labels in test; must be NumPy arrays"),
+    (SPLIT, 'return dbo.Split(*parts[:2], dbo.Part(inputs, labels.astype("U1")), classes=2)', "load",
+     " returned features of float64 and labels of <U1 in test; must be numbers"),
     (ASSIGN, "return 3", "assign", " returned a int; must be a list of 3 arrays of sample numbers, one per node"),
     (ASSIGN, "return [np.arange(len(labels))]", "assign", " returned 1 entries; must be a list of 3 arrays"),
     (ASSIGN, "return [np.arange(len(labels))] * nodes", "assign", " assigns sample 0 3 times; must assign every"),
@@ -285,3 +293,22 @@ def test_every_kind_runs_on_ray(plugin: Path, tmp_path: Path) -> None:
     local = run(experiment(plugin), tmp_path / "local")
     remote = run(experiment(plugin, engine={"name": "ray", "nodes_per_actor": 2}), tmp_path / "ray")
     np.testing.assert_allclose(remote.state["y"], local.state["y"], rtol=1e-10)
+
+
+def test_a_partition_cannot_change_labels(plugin: Path) -> None:
+    """The task uses the same labels."""
+    plugin.write_text(ALL_KINDS.replace(ASSIGN, f"labels.sort(); {ASSIGN}"))
+    with pytest.raises(InputError, match=r"read-only \("):
+        prepare(experiment(plugin))
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("upper_loss", "directions has 'upper_loss', which is a metric of dbo"), ("round", "which is a metric of dbo"),
+    ("a/b", "directions has 'a/b'; a metric's name has letters, digits and _ only"), ("", "directions has ''"),
+])
+def test_metrics_of_a_task_have_names_of_their_own(plugin: Path, name: str, message: str) -> None:
+    """One that dbo records would replace its column."""
+    plugin.write_text(ALL_KINDS.replace('"margin": "max"}', f'"margin": "max", {name!r}: "max"}}'))
+    with pytest.raises(InputError) as caught:
+        prepare(experiment(plugin))
+    assert message in str(caught.value)

@@ -45,7 +45,7 @@ def test_a_saved_model_is_the_same_start(tiny: Tiny, tmp_path: Path) -> None:
      ("/dev/zero", "start: /dev/zero is not a regular file"),
      ("half", "has no y; must have the arrays x and y"), ("nan", "x contains NaN or inf"),
      ("parts", "has no x, y; must have the arrays x and y"),
-     ("pickled", "is a pickle, which is not read; write it with"),
+     ("pickled", "is a file of torch.save or np.savez, which is not read; write it"),
      ("brief", "has numbers of type BF16; must be float16, 32 or 64")],
 )
 def test_wrong_starts_are_one_line(tiny: Tiny, tmp_path: Path, name: str, message: str) -> None:
@@ -158,7 +158,7 @@ def test_the_file_of_a_start_is_its_content(net: dict[str, Any]) -> None:
         ({"y.bias": None}, "has no y.bias; must have y.head.0, y.bias"),
         ({"y.head.0": torch.zeros(3)}, r"has y.head.0 of shape (3,); this task has (2,)"),
         ({"y.more": torch.zeros(3)}, "has y.more; must have y.head.0, y.bias, and nothing else of y"),
-        ({"x.shift": torch.zeros(3)}, "has a buffer x.shift that is not the one of the task's init"),
+        ({"x.shift": torch.zeros(3)}, "has a constant x.shift (buffer or frozen) that is not the one of"),
         ({"x.inner.bias": torch.full((2,), np.nan)}, "start: x contains NaN or inf"),
         ({"y.bias": "nothing"}, "start: y.bias is a str; must be a tensor or an array of numbers"),
     ],

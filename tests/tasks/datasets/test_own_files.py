@@ -1,5 +1,6 @@
 """A user's own samples in files: .npz, CSV and LIBSVM, and the one-line errors of files that are not as expected."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,14 @@ def test_wrong_arrays_are_a_one_line_error(tmp_path: Path, case: str) -> None:
         Arrays(file=write_npz(tmp_path, **arrays)).load(0, None)
 
 
-@pytest.mark.parametrize("content", [b"", b"hunter2", b"PK\x03\x04damaged"])
+def single_array() -> bytes:
+    """Return what np.save writes."""
+    stream = io.BytesIO()
+    np.save(stream, INPUTS)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"", b"hunter2", b"PK\x03\x04damaged", single_array()])
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     """Without a traceback, whatever it contains."""
     (tmp_path / "data.npz").write_bytes(content)
@@ -235,9 +243,11 @@ def test_libsvm_test_file_has_the_same_features(tmp_path: Path) -> None:
     np.testing.assert_array_equal(split.test.features, inputs[:9])
 
 
-@pytest.mark.parametrize("text", ["hunter2\n", "1 a:b\n", "1 1:nan\n0 1:2\n", "0 1:1\n0 1:2\n", ""])
+@pytest.mark.parametrize(
+    "text", ["hunter2\n", "1 a:b\n", "1 1:nan\n0 1:2\n", "0 1:1\n0 1:2\n", "", "1 999999999:1\n0 1:1\n"]
+)
 def test_wrong_libsvm_files_are_a_one_line_error(tmp_path: Path, text: str) -> None:
-    """Not the format, NaN, one class, no sample."""
+    """Not the format, NaN, one class, no sample, an index that is too large."""
     with pytest.raises(ValueError, match=r"^task\.file: [^\n]*must [^\n]*$"):
         Libsvm(file=write_csv(tmp_path, text, "data.txt")).load(0, None)
 
