@@ -52,7 +52,7 @@ def _kernels() -> Any:
 @cache
 def compile_kernels(dtype: str) -> None:
     """Compile the kernels for one dtype, or load them from the cache: not in the middle of a measurement."""
-    from dbo.algorithms.kernels import marks, selection, selection_kernels
+    from dbo.algorithms.kernels import marks, selection
 
     form = selection.fastest_form()
     if not is_cached(form.pack):
@@ -61,7 +61,6 @@ def compile_kernels(dtype: str) -> None:
     evaluate([(v[None], [(1.0, w[None])])])
     selection.top_k(v, w, 1)
     all_finite(v[None])
-    selection_kernels.narrow(w.copy(), 1.0, 1.0, 0)
     marks.compile_kernels()
 
 
