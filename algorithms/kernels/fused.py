@@ -5,13 +5,13 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from dbo import threads
 from dbo.algorithms.protocol import Array
 
 if TYPE_CHECKING:
@@ -23,22 +23,15 @@ T = TypeVar("T")
 _threads = 1
 
 
-def set_threads(threads: int) -> None:
+def set_threads(count: int) -> None:
     """Set the number of threads; a row is processed by one thread, so the number changes no bit."""
     global _threads
-    _threads = threads
+    _threads = count
 
 
 def map_rows(function: Callable[[int], T], rows: int) -> list[T]:
     """Return [function(0), function(1), …], computed on the threads."""
-    if _threads == 1 or rows == 1:
-        return [function(i) for i in range(rows)]
-    return list(_pool(_threads).map(function, range(rows)))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="rows")
+    return threads.map_rows(function, rows, _threads)
 
 
 @cache
