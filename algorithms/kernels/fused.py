@@ -119,6 +119,7 @@ def evaluate(
         packed: dict[int, tuple[int, Any]] = {}
         ends = []
         for _, terms in sums:
+            places: dict[int, int] = {}      # number of a packed row → its term in this sum
             for c, a in terms:
                 coefficient = c if isinstance(c, float) else float(c[i, 0])
                 if isinstance(a, np.ndarray):
@@ -126,11 +127,17 @@ def evaluate(
                     rows.append(addresses[id(a)] + offset)
                     continue
                 for weight, row in a.terms[i]:
-                    weights.append(coefficient * weight)
                     if isinstance(row, np.ndarray):
+                        weights.append(coefficient * weight)
                         rows.append(row.ctypes.data)
-                    else:
-                        rows.append(-1 - packed.setdefault(id(row), (len(packed), row))[0])
+                        continue
+                    number = packed.setdefault(id(row), (len(packed), row))[0]
+                    if number in places:      # a node's own message, once sent and once received
+                        weights[places[number]] += coefficient * weight
+                        continue
+                    places[number] = len(weights)
+                    weights.append(coefficient * weight)
+                    rows.append(-1 - number)
             ends.append(len(rows))
         given = [row for _, row in packed.values()]
         return (
