@@ -182,7 +182,8 @@ class SparseTuningShard(Shard):
 
     def _ridge(self, x: Array, weight: float = 1.0) -> Array:
         """Return (words,) the curvature of the regulariser, which is the same for every class."""
-        ridge: Array = x.dtype.type(2.0 * self.scale * weight) * np.exp(x)
+        ridge: Array = np.exp(x)
+        ridge *= x.dtype.type(2.0 * self.scale * weight)
         return ridge
 
 
