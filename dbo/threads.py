@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def map_rows(work: Callable[[int], T], rows: int, threads: int) -> list[T]:
+def run_rows(work: Callable[[int], T], rows: int, threads: int) -> list[T]:
     """Return [work(0), work(1), …], computed on so many threads, one of which is the caller's."""
     if threads == 1 or rows == 1:
         return [work(i) for i in range(rows)]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dbo.threads import map_rows
+from dbo.threads import run_rows
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 20])
@@ -15,13 +15,13 @@ def test_results_are_in_the_order_of_rows(rows: int, threads: int) -> None:
         time.sleep(0.001 * (i % 3 == 0))
         return i * i
 
-    assert map_rows(work, rows, threads) == [i * i for i in range(rows)]
+    assert run_rows(work, rows, threads) == [i * i for i in range(rows)]
 
 
 def test_the_caller_works_beside_the_other_threads() -> None:
     """Two rows that wait for each other are done by two threads, one of which is the caller's."""
     both = threading.Barrier(2, timeout=20)
-    used = map_rows(lambda i: (both.wait(), threading.current_thread())[1], 2, 2)
+    used = run_rows(lambda i: (both.wait(), threading.current_thread())[1], 2, 2)
     assert len(set(used)) == 2
     assert threading.current_thread() in used
 
@@ -36,10 +36,10 @@ def test_an_error_reaches_the_caller(bad: int) -> None:
         return i
 
     with pytest.raises(IndexError, match="of the work"):
-        map_rows(work, 10, 2)
-    assert map_rows(lambda i: i, 3, 2) == [0, 1, 2]
+        run_rows(work, 10, 2)
+    assert run_rows(lambda i: i, 3, 2) == [0, 1, 2]
 
 
-def test_work_may_map_rows_itself() -> None:
+def test_work_may_run_rows_itself() -> None:
     """Threads that are all busy are not waited for."""
-    assert map_rows(lambda i: sum(map_rows(lambda j: i * j, 4, 2)), 6, 2) == [6 * i for i in range(6)]
+    assert run_rows(lambda i: sum(run_rows(lambda j: i * j, 4, 2)), 6, 2) == [6 * i for i in range(6)]

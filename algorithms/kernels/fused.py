@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dbo import threads
 from dbo.algorithms.protocol import Array
+from dbo.threads import run_rows
 
 if TYPE_CHECKING:
     from dbo.algorithms.kernels.compiled import Terms
@@ -31,7 +31,7 @@ def set_threads(count: int) -> None:
 
 def map_rows(function: Callable[[int], T], rows: int) -> list[T]:
     """Return [function(0), function(1), …], computed on the threads."""
-    return threads.map_rows(function, rows, _threads)
+    return run_rows(function, rows, _threads)
 
 
 @cache

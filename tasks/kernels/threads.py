@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from dbo import threads
+from dbo.threads import run_rows
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ def set_threads(count: int) -> None:
 
 def map_rows(work: Callable[[int], T], rows: int) -> list[T]:
     """Return [work(0), work(1), …], computed on the threads."""
-    return threads.map_rows(work, rows, _threads)
+    return run_rows(work, rows, _threads)
 
 
 def map_ranges(work: Callable[[int, int], None], rows: int) -> None:
