@@ -21,7 +21,7 @@ Oracle: TypeAlias = Literal["f", "g", "f_x", "f_y", "g_y", "g_yy", "g_xy"]
 Floats: TypeAlias = NDArray[np.float64]
 
 MAX_BYTES = 1 << 30     # of the rows' data in float64
-MAX_ENTRIES = 1 << 23   # of y of the rows that are evaluated at once
+MAX_ENTRIES = 1 << 22   # of y of the rows that are evaluated at once
 
 
 class CommonPoint:
@@ -36,7 +36,7 @@ class CommonPoint:
 
     def sum_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
         """Return the sum over the rows of an oracle at (x, y), for products times v; all are (dim,)."""
-        others = [row.astype(self._dtype) for row in ((y,) if v is None else (y, v))]
+        others = [row.astype(self._dtype, copy=False) for row in ((y,) if v is None else (y, v))]
         parts = (
             np.asarray(getattr(shard, oracle)(repeated, *(_repeat(row, shard.nodes) for row in others)))
             for shard, repeated in zip(self._shards, self._repeat_x(x), strict=True)
