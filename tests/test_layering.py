@@ -23,6 +23,7 @@ class Rule:
 
 ARRAYS = frozenset({"array_api_compat", "numba", "threadpoolctl", "numpy", "scipy", "sklearn", "torch", "torchvision"})
 LEAVES = ("dbo.components", "dbo.parameters", "dbo.version", "dbo.platform.errors", "dbo.platform.regular_files")
+COMMON = ("dbo.components", "dbo.parameters", "dbo.threads")      # of tasks and algorithms
 NETWORK = (*LEAVES, "dbo.platform.network", "dbo.algorithms.api")
 CONFIG = (
     *LEAVES, "dbo.platform.config", "dbo.platform.network.topology", "dbo.algorithms.api", "dbo.algorithms.registry",
@@ -40,11 +41,11 @@ RECORDED = (
 RULES = {
     "dbo/parameters.py": Rule(dbo=(), libraries=frozenset()),
     "dbo/components.py": Rule(dbo=(), libraries=frozenset()),
+    "dbo/threads.py": Rule(dbo=(), libraries=frozenset()),
     "dbo/version.py": Rule(dbo=(), libraries=frozenset()),
-    "tasks": Rule(dbo=("dbo.tasks", "dbo.components", "dbo.parameters"), libraries=ARRAYS),
+    "tasks": Rule(dbo=("dbo.tasks", *COMMON), libraries=ARRAYS),
     # asyncio: readers expect an event loop where they see `await`; there is none, the engine drives by hand.
-    "algorithms": Rule(
-        dbo=("dbo.algorithms", "dbo.components", "dbo.parameters"), libraries=ARRAYS, never=frozenset({"asyncio"})),
+    "algorithms": Rule(dbo=("dbo.algorithms", *COMMON), libraries=ARRAYS, never=frozenset({"asyncio"})),
     "platform/errors.py": Rule(dbo=(), libraries=frozenset()),
     "platform/regular_files.py": Rule(dbo=(), libraries=frozenset()),
     "platform/network": Rule(dbo=NETWORK),

@@ -282,7 +282,9 @@ def _sum_tile(
     for i in range(0, whole, _BLOCK):
         first, at = 0, i * like.itemsize
         for n in range(outs.size):
-            if exact[n]:
+            if exact[n] and is_packed:
+                _sum_entries(_BLOCK, 0, like, outs[n] + offset, rows, weights, first, ends[n], at, _AHEAD)
+            elif exact[n]:
                 _sum_entries(_BLOCK, 0, like, outs[n] + offset, rows, weights, first, ends[n], at, 0)
             elif is_packed:      # without packed rows the processor asks for memory early enough by itself
                 _sum_entries(_BLOCK, 1, like, outs[n] + offset, rows, weights, first, ends[n], at, _AHEAD)

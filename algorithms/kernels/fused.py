@@ -5,7 +5,6 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dbo.algorithms.protocol import Array
+from dbo.threads import run_rows
 
 if TYPE_CHECKING:
     from dbo.algorithms.kernels.compiled import Terms
@@ -23,22 +23,15 @@ T = TypeVar("T")
 _threads = 1
 
 
-def set_threads(threads: int) -> None:
+def set_threads(count: int) -> None:
     """Set the number of threads; a row is processed by one thread, so the number changes no bit."""
     global _threads
-    _threads = threads
+    _threads = count
 
 
 def map_rows(function: Callable[[int], T], rows: int) -> list[T]:
     """Return [function(0), function(1), …], computed on the threads."""
-    if _threads == 1 or rows == 1:
-        return [function(i) for i in range(rows)]
-    return list(_pool(_threads).map(function, range(rows)))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="rows")
+    return run_rows(function, rows, _threads)
 
 
 @cache
@@ -52,7 +45,7 @@ def _kernels() -> Any:
 @cache
 def compile_kernels(dtype: str) -> None:
     """Compile the kernels for one dtype, or load them from the cache: not in the middle of a measurement."""
-    from dbo.algorithms.kernels import marks, selection, selection_kernels
+    from dbo.algorithms.kernels import marks, selection
 
     form = selection.fastest_form()
     if not is_cached(form.pack):
@@ -61,7 +54,6 @@ def compile_kernels(dtype: str) -> None:
     evaluate([(v[None], [(1.0, w[None])])])
     selection.top_k(v, w, 1)
     all_finite(v[None])
-    selection_kernels.narrow(w.copy(), 1.0, 1.0, 0)
     marks.compile_kernels()
 
 
@@ -127,6 +119,7 @@ def evaluate(
         packed: dict[int, tuple[int, Any]] = {}
         ends = []
         for _, terms in sums:
+            places: dict[int, int] = {}      # number of a packed row → its term in this sum
             for c, a in terms:
                 coefficient = c if isinstance(c, float) else float(c[i, 0])
                 if isinstance(a, np.ndarray):
@@ -134,11 +127,17 @@ def evaluate(
                     rows.append(addresses[id(a)] + offset)
                     continue
                 for weight, row in a.terms[i]:
-                    weights.append(coefficient * weight)
                     if isinstance(row, np.ndarray):
+                        weights.append(coefficient * weight)
                         rows.append(row.ctypes.data)
-                    else:
-                        rows.append(-1 - packed.setdefault(id(row), (len(packed), row))[0])
+                        continue
+                    number = packed.setdefault(id(row), (len(packed), row))[0]
+                    if number in places:      # a node's own message, once sent and once received
+                        weights[places[number]] += coefficient * weight
+                        continue
+                    places[number] = len(weights)
+                    weights.append(coefficient * weight)
+                    rows.append(-1 - number)
             ends.append(len(rows))
         given = [row for _, row in packed.values()]
         return (

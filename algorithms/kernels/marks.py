@@ -70,40 +70,47 @@ def _sum_gaps_one_by_one(words: Array, shift: int) -> int:
     return int(total)
 
 
-@compiled
-def _sum_gaps_by_word(words: Array, shift: int) -> int:
-    """`sum_gaps`, all marks of a word at once; shift ≤ 6.
+@cache
+def _make_sum_gaps(shift: int) -> Any:
+    """Compile `sum_gaps` for one shift ≤ 6, which processes all marks of a word at once.
 
     Σ (g >> l) = (Σ g − Σ (g mod 2^l)) / 2^l, and Σ g depends on the last mark alone. A gap is p − p' − 1 = p + not p'
     for marks at p' and p. So its lowest l bits are a sum of the lowest bits of positions in words. Each of these bits
     is extracted for all marks of a word into one integer.
     """
-    before = np.full(6, _ONE, dtype=np.uint64)      # lowest bits of the last mark; −1 is in front of the first one
-    count: Any = np.uint64(0)
-    rest: Any = np.uint64(0)
-    end: Any = np.uint64(0)
-    for i in range(words.size):
-        word = words[i]
-        if word == 0:
-            continue
-        here = count_marks(word)
-        mask = ~np.uint64(0) >> (np.uint64(64) - here)
-        carry = np.uint64(0)
-        for bit in range(shift):
-            plane = _extract(_PLANES[bit], word)
-            other = ~(plane << _ONE | before[bit])
-            before[bit] = plane >> (here - _ONE)
-            rest += count_marks((plane ^ other ^ carry) & mask) << np.uint64(bit)
-            carry = (plane & other) | (carry & (plane ^ other))
-        count += here
-        end = np.uint64(64 * i) + np.uint64(64) - leading_zeros(word)
-    return int((end - count - rest) >> np.uint64(shift))
+    by = np.uint64(shift)
+
+    @compiled
+    def sum_gaps_by_word(words: Array) -> int:
+        last = _LAST                # of the last mark: its position in its word; −1 is in front of the first one
+        count: Any = np.uint64(0)
+        rest: Any = np.uint64(0)
+        end: Any = np.uint64(0)
+        for i in range(words.size):
+            word = words[i]
+            if word == 0:
+                continue
+            here = count_marks(word)
+            mask = ~np.uint64(0) >> (np.uint64(64) - here)
+            carry = np.uint64(0)
+            for bit in range(by):
+                plane = _extract(_PLANES[bit], word)
+                other = ~(plane << _ONE | (last >> bit & _ONE))
+                rest += count_marks((plane ^ other ^ carry) & mask) << bit
+                carry = (plane & other) | (carry & (plane ^ other))
+            count += here
+            last = _LAST - leading_zeros(word)
+            end = np.uint64(64 * i) + last + _ONE
+        return int((end - count - rest) >> by)
+
+    return sum_gaps_by_word
 
 
 def sum_gaps(words: Array, shift: int) -> int:
     """Return Σ (g >> shift) over the gaps in front of the marks."""
-    by_word = shift <= len(_PLANES) and _can_extract()
-    return int((_sum_gaps_by_word if by_word else _sum_gaps_one_by_one)(words, shift))
+    if shift <= len(_PLANES) and _can_extract():
+        return int(_make_sum_gaps(shift)(words))
+    return int(_sum_gaps_one_by_one(words, shift))
 
 
 @cache
@@ -178,6 +185,7 @@ def compile_kernels() -> None:
     """Compile the kernels, or load them from the cache."""
     words, out = np.ones(2, dtype=np.uint64), np.zeros(4, dtype=np.uint64)
     find_positions(words, np.zeros(2, dtype=np.int64))
-    sum_gaps(words, 1)
+    for shift in range(len(_PLANES) + 2):
+        sum_gaps(words, shift)
     encode_gaps(words, 1, out, out.copy())
     decode_gaps(out, out, 1, 128, words)

@@ -2,7 +2,7 @@
 
 The last selection of the same channel, or else a regular sample, gives a bound below the k-th largest magnitude. One
 pass over the row (`pack`) packs the entries that are not below the bound; it evaluates the row's pending sums at the
-same time. A sample of the packed entries brackets the threshold, which is found among the few inside (`find`). A pass
+same time. A sample of the packed entries brackets the threshold, which is found among the few inside (`search`). A pass
 over the packed entries (`settle`) removes those below it. If a bound was misleading, it is widened: that costs time,
 but the selection stays exact. `selection_kernels.py` has the passes, in three forms.
 """
@@ -19,7 +19,7 @@ from dbo.algorithms.gossip import Packed, PackedRow
 from dbo.algorithms.kernels.compiled import Terms, find_processor
 from dbo.algorithms.kernels.fused import can_expand, evaluate_terms, map_rows
 from dbo.algorithms.kernels.lazy import Rows, map_difference, unwrap
-from dbo.algorithms.kernels.selection_kernels import AVX2, AVX512, BUCKETS, CHUNK, SCALAR, Form, narrow, sample
+from dbo.algorithms.kernels.selection_kernels import AVX2, AVX512, CHUNK, SCALAR, Form, sample
 from dbo.algorithms.protocol import Array
 
 _SAMPLE = 4096    # entries of a sample: more cause more cache misses, fewer a wider bracket
@@ -145,29 +145,14 @@ def top_k(
     packed = entries[:count]
     least, ties, has_nan = tiny, dim, False
     if count >= k:
-        least, ties, has_nan = _find_threshold(form, packed, k, tiny, found)
+        least, ties, has_nan = form.search(packed, k, low, _SAMPLE, found)
     else:                                                   # fewer than k are nonzero, and zeros are not sent
         has_nan = bool(np.isnan(packed).any())
     if has_nan:
         return _top_k_with_nan(v, reference, k), 0.0
     out = np.empty(min(k, count), dtype=v.dtype)
-    form.settle(least, ties, words, packed, out)
+    form.settle(number(least), ties, words, packed, out)
     return PackedRow(words, out), float(least)
-
-
-def _bracket(sampled: Array, at: float) -> tuple[Any, Any]:
-    """Return values of a sample that the value at the rank `at`, of all values in ascending order, lies between.
-
-    They are four standard deviations of the rank away; −1 and inf are where the sample ends before.
-    """
-    number, share = sampled.dtype.type, at / sampled.size
-    off = 4 * np.sqrt(sampled.size * share * (1 - share)) + 2
-    ends = [i for i in (int(at - off), int(at + off)) if 0 <= i < sampled.size]
-    if ends:
-        sampled.partition(ends)
-    low = sampled[int(at - off)] if at > off else number(-1)
-    high = sampled[int(at + off)] if at + off < sampled.size else number(np.inf)
-    return low, high
 
 
 def _sample_threshold(v: Array, reference: Array, k: int) -> Any:
@@ -177,20 +162,12 @@ def _sample_threshold(v: Array, reference: Array, k: int) -> Any:
     stride -= 2 if stride % 5 == 0 else 0      # rows are features × classes, often with a multiple of 5 classes
     sampled = np.empty(dim // stride, dtype=v.dtype)
     sample(v, reference, stride, sampled)
-    return _bracket(sampled, sampled.size * (1 - k / dim))[0]
-
-
-def _find_threshold(form: Form, packed: Array, k: int, tiny: Any, found: Array) -> tuple[Any, int, bool]:
-    """Return the k-th largest magnitude, how many equal to it belong to the k largest, and whether an entry is NaN."""
-    sampled = np.abs(packed[:: packed.size // _SAMPLE + 1])
-    low, high = _bracket(sampled, sampled.size * (1 - k / packed.size))
-    above, inside, has_nan = form.find(packed, max(low, tiny), high, found)
-    if not has_nan and not above < k <= above + inside:      # a misleading sample
-        above, inside, has_nan = form.find(packed, tiny, packed.dtype.type(np.inf), found)
-    if has_nan:
-        return tiny, 0, True
-    least, larger = find_rank(found[:inside], inside - (k - above))
-    return least, k - above - larger, False
+    share = 1 - k / dim
+    rank = int(sampled.size * share - 4 * np.sqrt(sampled.size * share * (1 - share)) - 2)      # less four deviations
+    if rank <= 0:
+        return v.dtype.type(0)
+    sampled.partition(rank)
+    return sampled[rank]
 
 
 _memory = local()
@@ -208,17 +185,3 @@ def _borrow(size: int, dtype: Any) -> tuple[Array, Array]:
 def _top_k_with_nan(v: Array, reference: Array, k: int) -> PackedRow:
     """Do the same for a row with NaN, without kernels: it ends the run, so it need not be fast."""
     return PackedRow.of(keep_largest((v - reference)[None], k)[0])
-
-
-def find_rank(values: Array, rank: int) -> tuple[Any, int]:
-    """Return the value with this rank in ascending order, and how many are larger; `values` is reordered."""
-    lowest, highest = float(values.min()), float(values.max())
-    width = highest - lowest if highest < np.inf else np.inf
-    if values.size < 4 * BUCKETS or not 1e-290 < width < np.inf:
-        values.partition(rank)
-        return values[rank], int(np.count_nonzero(values > values[rank]))
-    below, inside = narrow(values, lowest, (BUCKETS - 1) / width, rank)
-    candidates = values[:inside]
-    candidates.partition(rank - below)
-    least = candidates[rank - below]
-    return least, values.size - below - inside + int(np.count_nonzero(candidates > least))

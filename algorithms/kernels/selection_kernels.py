@@ -22,7 +22,10 @@ trailing_zeros: Any = numbers.trailing_zeros
 
 CHUNK = 16384     # entries that stay in the L2 cache between two loops over them, a multiple of a tile
 _EIGHT_TO_ONE, _TOP = np.uint64(0x0102040810204080), np.uint64(56)
-BUCKETS = 1024    # of the histogram that finds a threshold
+_BITS = 10        # that a histogram distinguishes …
+BUCKETS = 1 << _BITS
+_SAMPLED = 4 << _BITS      # … and that of a sample, for numbers up to 16 times the lowest
+_WORD = types.uint64
 
 
 class Form(NamedTuple):
@@ -30,6 +33,7 @@ class Form(NamedTuple):
 
     pack: Any
     find: Any
+    search: Any
     settle: Any
 
 
@@ -40,23 +44,89 @@ def sample(a: Array, b: Array, stride: int, out: Array) -> None:
         out[i] = abs(a[i * stride] - b[i * stride])
 
 
+# ---- threshold -------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _bits(typing: Any, value: Any) -> Any:
+    """Return the bits of a number as an integer: numbers that are not negative have the order of their bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.zext(builder.bitcast(arguments[0], ir.IntType(value.bitwidth)), ir.IntType(64))
+
+    return _WORD(value), generate
+
+
+@intrinsic
+def _number(typing: Any, bits: Any, like: Any) -> Any:
+    """Return the number of the type of `like` that has these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = context.get_value_type(like)
+        return builder.bitcast(builder.trunc(arguments[0], ir.IntType(like.bitwidth)), number)
+
+    return like(_WORD, like), generate
+
+
 @compiled
-def narrow(values: Array, lowest: float, scale: float, rank: int) -> tuple[int, int]:
-    """Move the values of the histogram bucket with this rank to the front; return how many are below it and in it."""
-    counts = np.zeros(BUCKETS, np.int64)
-    for i in range(values.size):
-        counts[int((np.float64(values[i]) - lowest) * scale)] += 1
-    below, bucket = 0, 0
-    while below + counts[bucket] <= rank:
+def _bracket(entries: Array, k: int, low: float, stride: int) -> tuple[Any, Any]:
+    """Return numbers that the k-th largest magnitude lies between, from every `stride`-th entry; none is below `low`.
+
+    They are four standard deviations of its rank away, rounded to one of 2^10 numbers between powers of two. The
+    selection is exact nevertheless: if they miss the k-th largest, `search` looks again.
+    """
+    size = (entries.size - 1) // stride + 1
+    share = 1 - k / entries.size
+    at, off = size * share, 4 * np.sqrt(size * share * (1 - share)) + 2
+    by = np.uint64(13 if entries.itemsize == 4 else 42)      # bits of a mantissa, without the first ten
+    first, last = _bits(low), np.uint64(_SAMPLED - 1)
+    counts = np.zeros(_SAMPLED, np.int64)
+    for i in range(size):
+        counts[min((_bits(abs(entries[i * stride])) - first) >> by, last)] += 1
+    bucket, below = 0, 0
+    while below + counts[bucket] <= at - off:
         below += counts[bucket]
         bucket += 1
-    inside = 0
-    for i in range(values.size):
-        v = values[i]
-        if int((np.float64(v) - lowest) * scale) == bucket:
+    least = _number(first + (np.uint64(bucket) << by), low)
+    while bucket < _SAMPLED - 1 and below + counts[bucket] <= at + off:
+        below += counts[bucket]
+        bucket += 1
+    if bucket == _SAMPLED - 1:
+        return least, entries.dtype.type(np.inf)
+    return least, _number(first + (np.uint64(bucket + 1) << by), low)
+
+
+@compiled
+def find_rank(values: Array, rank: int, low: float, high: float) -> tuple[Any, int]:
+    """Return the value with this rank in ascending order, and how many are larger; all are from `low` ≥ 0 to `high`.
+
+    Histograms of the bits, the highest first, leave ever fewer candidates. `values` are reordered.
+    """
+    counts = np.empty(BUCKETS, np.int64)
+    first, size, larger = _bits(low), values.size, 0
+    by = 0
+    while (_bits(high) - first) >> np.uint64(by) >= np.uint64(BUCKETS):
+        by += 1
+    while True:
+        counts[:] = 0
+        for i in range(size):
+            counts[(_bits(values[i]) - first) >> np.uint64(by)] += 1
+        below, bucket = 0, np.uint64(0)
+        while below + counts[bucket] <= rank:
+            below += counts[bucket]
+            bucket += np.uint64(1)
+        rank -= below
+        larger += size - below - counts[bucket]
+        if by == 0:
+            return _number(first + bucket, low), larger
+        inside = 0
+        for i in range(size):
+            v = values[i]
             values[inside] = v
-            inside += 1
-    return below, inside
+            inside += (_bits(v) - first) >> np.uint64(by) == bucket
+        size = inside
+        first += bucket << np.uint64(by)
+        by = max(0, by - _BITS)
 
 
 # ---- scalar form -----------------------------------------------------------------------------------------------------
@@ -154,7 +224,29 @@ def settle(least: float, ties: int, words: Array, entries: Array, out: Array) ->
     return int(at)
 
 
-SCALAR = Form(pack, find, settle)
+def make_search(find: Any) -> Any:
+    """Compile the search for a threshold with one form of `find`."""
+
+    @compiled
+    def search(entries: Array, k: int, low: float, sampled: int, found: Array) -> tuple[Any, int, bool]:
+        """Return the k-th largest magnitude, how many equal to it belong to the k largest, and whether one is NaN.
+
+        There are at least k entries, none below `low` > 0. About `sampled` of them tell where to look.
+        """
+        least, most = _bracket(entries, k, low, entries.size // sampled + 1)
+        above, inside, has_nan = find(entries, least, most, found)
+        if not has_nan and not above < k <= above + inside:      # a misleading sample
+            least, most = low, entries.dtype.type(np.inf)
+            above, inside, has_nan = find(entries, least, most, found)
+        if has_nan:
+            return low, 0, True
+        threshold, larger = find_rank(found[:inside], inside - (k - above), least, most)
+        return threshold, k - above - larger, False
+
+    return search
+
+
+SCALAR = Form(pack, find, make_search(find), settle)
 
 
 # ---- vector forms ----------------------------------------------------------------------------------------------------
@@ -232,7 +324,6 @@ class Lanes:
         return self.context.make_tuple(self.builder, signature.return_type, tuple(map(self.bits, masks)))
 
 
-_WORD = types.uint64
 _TWO_WORDS, _THREE_WORDS = tuple_of(types.uint64, 2), tuple_of(types.uint64, 3)
 
 
@@ -287,7 +378,7 @@ def _find(typing: Any, register: Any, entries: Any, i: Any, low: Any, high: Any,
 def _keep(typing: Any, register: Any, entries: Any, read: Any, least: Any, out: Any, at: Any) -> Any:
     """Write the entries of a register at `read` that are above `least` to out[at:].
 
-    Return the masks of those and of ties. If there are ties, nothing is written.
+    Return the masks of those and of ties.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -296,9 +387,7 @@ def _keep(typing: Any, register: Any, entries: Any, read: Any, least: Any, out: 
         v = do.load(do.address(entries, packed, read))
         size, bound = do.magnitude(v), do.broadcast(least)
         equal, above = builder.fcmp_ordered("==", size, bound), builder.fcmp_ordered(">", size, bound)
-        tied = builder.icmp_unsigned("!=", do.bits(equal), ir.Constant(ir.IntType(64), 0))
-        with builder.if_then(builder.not_(tied)):
-            do.store(do.compress(v, above), do.address(out, target, at))
+        do.store(do.compress(v, above), do.address(out, target, at))
         return do.masks(signature, above, equal)
 
     return _TWO_WORDS(register, entries, _WORD, entries.dtype, out, _WORD), generate
@@ -377,27 +466,32 @@ def make_vector_form(register: int) -> Form:
     @compiled
     def settle(least: float, ties: int, words: Array, entries: Array, out: Array) -> int:
         """`settle`, a register of packed entries at a time; ties are resolved one by one, by position."""
-        total = np.uint64(entries.size)
-        flags = np.zeros(total // np.uint64(64) + np.uint64(2), np.uint64)
-        at, read = np.uint64(0), np.uint64(0)
+        total, whole = np.uint64(entries.size), np.uint64(64)
+        flags = np.empty(total // whole + np.uint64(2), np.uint64)
+        flags[-2:] = 0
+        at: Any = np.uint64(0)
         step = np.uint64(register // entries.itemsize)
-        while read < total:
-            if read + step <= total and at + step <= out.size:
-                above, equal = _keep(register, entries, read, least, out, at)
-                if equal == 0:
-                    flags[read >> np.uint64(6)] |= above << (read & np.uint64(63))
-                    at += count_marks(above)
-                    read += step
-                    continue
-            for _ in range(min(step, total - read)):
-                kept, ties = _settle_one(least, ties, entries[read], out, at)
-                flags[read >> np.uint64(6)] |= kept << (read & np.uint64(63))
-                at += kept
-                read += np.uint64(1)
+        for read in range(np.uint64(0), total, whole):
+            flag, tied, next_at = np.uint64(0), np.uint64(1), at
+            if read + whole <= total and at + whole <= out.size:
+                tied = np.uint64(0)
+                for j in range(np.uint64(0), whole, step):
+                    above, equal = _keep(register, entries, read + j, least, out, next_at)
+                    flag |= above << j
+                    tied |= equal
+                    next_at += count_marks(above)
+            if tied != 0:
+                flag, next_at = np.uint64(0), at
+                for j in range(min(whole, total - read)):
+                    kept, ties = _settle_one(least, ties, entries[read + j], out, next_at)
+                    flag |= kept << j
+                    next_at += kept
+            flags[read // whole] = flag
+            at = next_at
         _deposit_flags(flags, words)
         return int(at)
 
-    return Form(pack, find, settle)
+    return Form(pack, find, make_search(find), settle)
 
 
 AVX512, AVX2 = make_vector_form(64), make_vector_form(32)

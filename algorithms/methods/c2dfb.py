@@ -20,8 +20,8 @@ specify at which x its ∇r^0 is taken; re-evaluating it without this correction
 mean gradient permanently.
 departs: with mini-batches the trackers follow sampled gradients: the mean of s is the mean of the last ones. One batch
 per inner step serves y and z, one serves the three upper gradients: independent ones would multiply the noise by λ.
-departs: every `reset_every` rounds all nodes set ŝ and Σ_j w_ij ŝ_j to 0 at once, as at the start, which takes no
-message. That sum only accumulates, and rounding errors from when s was large enter the trackers in every later step:
+departs: every `reset_every` rounds all nodes set ŝ and Σ_j w_ij (ŝ_j − ŝ_i) to 0 at once, as at the start, which takes
+no message. That sum only accumulates, and rounding errors from when s was large enter the trackers in every later step:
 without the reset a float32 run drifts away from its solution. Near the solution s is close to 0 and little is lost.
 """
 
@@ -95,8 +95,8 @@ class Inner:
     grad: Array       # last local gradient ∇r_i
     d_hat: Array      # reference points: the neighbours' copies of d and s
     s_hat: Array
-    wd_hat: Array     # Σ_j w_ij d̂_j, Σ_j w_ij ŝ_j
-    ws_hat: Array
+    gap_d: Array      # Σ_j w_ij (d̂_j − d̂_i), Σ_j w_ij (ŝ_j − ŝ_i)
+    gap_s: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def start_outer(x: Array) -> Outer:
 
 def start(d: Array, grad: Array) -> Inner:
     """Start a loop."""
-    return Inner(d=d, s=grad, grad=grad, d_hat=0 * d, s_hat=0 * d, wd_hat=0 * d, ws_hat=0 * d)
+    return Inner(d=d, s=grad, grad=grad, d_hat=0 * d, s_hat=0 * d, gap_d=0 * d, gap_s=0 * d)
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
@@ -178,10 +178,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
         "mean(s) = mean(∇ψ_λ,i)": mean(after.s - upper_gradient(shard, cfg.lam, x, y.d, z.d)),
         "mean(s_y) = mean(∇r_i)": mean(y.s - y_gradient(shard, cfg.lam, cfg.y_objective, x, y.d)),
         "mean(s_z) = mean(∇_y g_i)": mean(z.s - shard.g_y(x, z.d)),
-        "mean(Σ_j w_ij ŷ_j) = mean(ŷ_i)": mean(y.wd_hat - y.d_hat),
-        "mean(Σ_j w_ij ẑ_j) = mean(ẑ_i)": mean(z.wd_hat - z.d_hat),
-        "mean(Σ_j w_ij ŝ_y,j) = mean(ŝ_y,i)": mean(y.ws_hat - y.s_hat),
-        "mean(Σ_j w_ij ŝ_z,j) = mean(ŝ_z,i)": mean(z.ws_hat - z.s_hat),
+        "mean(Σ_j w_ij (ŷ_j − ŷ_i)) = 0": mean(y.gap_d),
+        "mean(Σ_j w_ij (ẑ_j − ẑ_i)) = 0": mean(z.gap_d),
+        "mean(Σ_j w_ij (ŝ_y,j − ŝ_y,i)) = 0": mean(y.gap_s),
+        "mean(Σ_j w_ij (ŝ_z,j − ŝ_z,i)) = 0": mean(z.gap_s),
     } | ({} if cfg.compressor_x is None else {
         "mean(Σ_j w_ij x̂_j) = mean(x̂_i)": mean(after.outer.wx_hat - after.outer.x_hat),
         "mean(Σ_j w_ij ŝ_j) = mean(ŝ_i)": mean(after.outer.ws_hat - after.outer.s_hat),
@@ -266,8 +266,8 @@ def inner_gradients(batch: Shard, cfg: Loops, x: Array) -> tuple[Gradient, Gradi
 
 
 def reset(v: Inner) -> Inner:
-    """Set the tracker's reference point to 0, at all nodes in the same round: Σ_j w_ij ŝ_j is then 0 exactly."""
-    return replace(v, s_hat=0 * v.s_hat, ws_hat=0 * v.ws_hat)
+    """Set the tracker's reference point to 0, at all nodes in the same round: their differences are then 0 exactly."""
+    return replace(v, s_hat=0 * v.s_hat, gap_s=0 * v.gap_s)
 
 
 def refresh(v: Inner, gradient: Gradient) -> Inner:
@@ -278,18 +278,18 @@ def refresh(v: Inner, gradient: Gradient) -> Inner:
 
 def inner_step(v: Inner, gradient: Gradient, step: Step, key: Key, channel: str) -> tuple[Inner, Residual, Residual]:
     """Algorithm 2, one k: update d and s, and return the two residuals to send."""
-    d, s, grad, d_hat, s_hat, wd_hat, ws_hat = v.d, v.s, v.grad, v.d_hat, v.s_hat, v.wd_hat, v.ws_hat
+    d, s, grad, d_hat, s_hat, gap_d, gap_s = v.d, v.s, v.grad, v.d_hat, v.s_hat, v.gap_d, v.gap_s
     del v       # see c2dfb
-    d = d + step.gamma * (wd_hat - d_hat) - step.eta * s                                             # Alg. 2, l. 2
+    d = d + step.gamma * gap_d - step.eta * s                                                         # Alg. 2, l. 2
     q_d = step.compressor(d - d_hat, key, channel + "_d")                                             # Alg. 2, l. 4
     grad_old, grad = grad, gradient(d)
-    s = s + (step.gamma * (ws_hat - s_hat) + (grad - grad_old))                                       # Alg. 2, l. 5
+    s = s + (step.gamma * gap_s + (grad - grad_old))                                                  # Alg. 2, l. 5
     del grad_old
     q_s = step.compressor(s - s_hat, key, channel + "_s")                                             # Alg. 2, l. 7
-    new = Inner(d, s, grad, d_hat + q_d.values, s_hat + q_s.values, wd_hat, ws_hat)
+    new = Inner(d, s, grad, d_hat + q_d.values, s_hat + q_s.values, gap_d - q_d.values, gap_s - q_s.values)
     return new, q_d, q_s
 
 
 def receive(v: Inner, wq_d: Array, wq_s: Array) -> Inner:
-    """Update Σ_j w_ij d̂_j and Σ_j w_ij ŝ_j from the residuals alone: no copy of a neighbour is stored."""
-    return replace(v, wd_hat=v.wd_hat + wq_d, ws_hat=v.ws_hat + wq_s)
+    """Update Σ_j w_ij (d̂_j − d̂_i) and Σ_j w_ij (ŝ_j − ŝ_i) from residuals alone: no copy of a neighbour is stored."""
+    return replace(v, gap_d=v.gap_d + wq_d, gap_s=v.gap_s + wq_s)

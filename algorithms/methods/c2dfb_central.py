@@ -106,10 +106,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
         "mean(s) = mean(∇ψ_±λ,i)": mean(after.s - central_gradient(shard, cfg.lam, x, plus.d, minus.d)),
         "mean(s₊) = mean(∇_y (g_i + f_i/λ))": mean(plus.s - grad_plus(plus.d)),
         "mean(s₋) = mean(∇_y (g_i − f_i/λ))": mean(minus.s - grad_minus(minus.d)),
-        "mean(Σ_j w_ij ŷ₊,j) = mean(ŷ₊,i)": mean(plus.wd_hat - plus.d_hat),
-        "mean(Σ_j w_ij ŷ₋,j) = mean(ŷ₋,i)": mean(minus.wd_hat - minus.d_hat),
-        "mean(Σ_j w_ij ŝ₊,j) = mean(ŝ₊,i)": mean(plus.ws_hat - plus.s_hat),
-        "mean(Σ_j w_ij ŝ₋,j) = mean(ŝ₋,i)": mean(minus.ws_hat - minus.s_hat),
+        "mean(Σ_j w_ij (ŷ₊,j − ŷ₊,i)) = 0": mean(plus.gap_d),
+        "mean(Σ_j w_ij (ŷ₋,j − ŷ₋,i)) = 0": mean(minus.gap_d),
+        "mean(Σ_j w_ij (ŝ₊,j − ŝ₊,i)) = 0": mean(plus.gap_s),
+        "mean(Σ_j w_ij (ŝ₋,j − ŝ₋,i)) = 0": mean(minus.gap_s),
     }
 
 

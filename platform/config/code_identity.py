@@ -42,7 +42,7 @@ NUMERICS = (
     "dbo.platform.engine.error_terms",      # the same: errors of an algorithm's analysis
     "dbo.platform.runs.preparation",        # seeds of data and graph
 )
-_FOLLOWED = ("dbo.algorithms", "dbo.tasks", "dbo.parameters")
+_FOLLOWED = ("dbo.algorithms", "dbo.tasks", "dbo.parameters", "dbo.threads")
 # Lists of components, and what `dbo verify` needs, which no round may use: another line in them invalidates no run.
 _WITHOUT_NUMERICS = (
     "dbo.algorithms.registry", "dbo.algorithms.claims", "dbo.algorithms.references", "dbo.tasks.registry",

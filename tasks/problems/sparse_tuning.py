@@ -98,7 +98,7 @@ class SparseTuningShard(Shard):
 
     def in_double(self, max_bytes: int) -> "SparseTuningShard | None":
         size = sum(2 * len(documents.features.data) * 8 for level in (self.train, self.val) for documents in level)
-        if size + 8 * (self.x0.size + self.y0.size) > max_bytes:
+        if size > max_bytes:
             return None
 
         def cast(level: tuple[Documents, ...]) -> tuple[Documents, ...]:
@@ -106,10 +106,8 @@ class SparseTuningShard(Shard):
                 Documents(d.features.astype(np.float64), d.words.astype(np.float64), d.labels) for d in level)
 
         compile_kernels("float64")
-        return replace(
-            self, x0=self.x0.astype(np.float64), y0=self.y0.astype(np.float64), train=cast(self.train),
-            val=cast(self.val),
-        )
+        x0, y0 = (np.broadcast_to(start[0].astype(np.float64), start.shape) for start in (self.x0, self.y0))
+        return replace(self, x0=x0, y0=y0, train=cast(self.train), val=cast(self.val))
 
     def f(self, x: Array, y: Array) -> Array:
         return np.array(map_rows(lambda i: self.val[i].loss(self._matrix(y, i)), len(y)), dtype=y.dtype)
@@ -184,7 +182,8 @@ class SparseTuningShard(Shard):
 
     def _ridge(self, x: Array, weight: float = 1.0) -> Array:
         """Return (words,) the curvature of the regulariser, which is the same for every class."""
-        ridge: Array = x.dtype.type(2.0 * self.scale * weight) * np.exp(x)
+        ridge: Array = np.exp(x)
+        ridge *= x.dtype.type(2.0 * self.scale * weight)
         return ridge
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dbo.algorithms.compression.compressors import TopK, count_kept, keep_largest
 from dbo.algorithms.gossip import Packed, PackedRow
-from dbo.algorithms.kernels import compiled, fused, selection
+from dbo.algorithms.kernels import compiled, fused, selection, selection_kernels
 from dbo.algorithms.kernels.lazy import wrap
 from dbo.algorithms.rng import Key
 
@@ -285,9 +285,10 @@ def test_a_value_is_found_by_its_rank(size: int, levels: int, dtype: Any) -> Non
     values = np.round(np.abs(np.random.default_rng(size).standard_normal(size)) * levels).astype(dtype)
     ordered = np.sort(values)
     for rank in {0, size // 3, size - 1}:
-        least, above = selection.find_rank(values.copy(), rank)
-        assert least == ordered[rank]
-        assert above == np.count_nonzero(ordered > least)
+        for low, high in ((dtype(0), dtype(np.inf)), (ordered[0], ordered[-1])):
+            least, above = selection_kernels.find_rank(values.copy(), rank, low, high)
+            assert least == ordered[rank]
+            assert above == np.count_nonzero(ordered > least)
 
 
 @pytest.mark.parametrize("levels", ["log", "uniform"])

@@ -270,6 +270,28 @@ def test_a_packed_row_serves_several_sums() -> None:
     np.testing.assert_allclose(found[1], b - 0.25 * sent, rtol=1e-14, atol=1e-15)
 
 
+def test_a_packed_row_is_one_term_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's own message, sent and received, counts once with both weights; in another sum it has its own."""
+    counts: list[list[int]] = []
+    original = fused.evaluate_terms
+
+    def evaluate_terms(terms: Any, dim: int, dtype: Any) -> None:
+        counts.append(terms[1].tolist())
+        original(terms, dim, dtype)
+
+    monkeypatch.setattr(fused, "evaluate_terms", evaluate_terms)
+    known, a, b = np.random.default_rng(0).standard_normal((3, 2, DIM))
+    own, other = ([PackedRow.of(np.where(np.abs(each) > 1, each, 0)) for each in rows] for rows in (a, b))
+    sent = wrap_sum(RowSum(tuple(((1.0, row),) for row in own), DIM, a.dtype))
+    mixed = wrap_sum(RowSum(tuple(((0.25, p), (0.75, q)) for p, q in zip(own, other, strict=True)), DIM, a.dtype))
+    gap, hat = wrap(known) - sent + mixed, wrap(known) + sent
+    found = unwrap_rows([gap, hat])
+    assert counts == [[3, 5]] * 2
+    a, b = (np.where(np.abs(rows) > 1, rows, 0) for rows in (a, b))
+    np.testing.assert_allclose(found[0], known - 0.75 * a + 0.75 * b, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(found[1], known + a, rtol=0, atol=1e-14)
+
+
 def test_a_factor_per_row() -> None:
     """(nodes, 1) numbers, as norms or multipliers have them."""
     a, b = make_rows(2, np.float64)

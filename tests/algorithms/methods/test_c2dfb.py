@@ -151,23 +151,23 @@ def zero_residuals(data: bytes) -> bytes:
 
 
 def test_references_rebuilt_from_messages_are_the_senders_own() -> None:
-    """Invariant 3: d̂_j, ŝ_j added up from encoded messages equal the sender's bit for bit; Σ_j w_ij d̂_j agrees."""
+    """Invariant 3: d̂_j, ŝ_j added up from encoded messages equal the sender's bit for bit; the sums agree."""
     blocks, rebuilt, net = references()
     for loop, channel in zip(LOOPS, "yz", strict=True):
         for part in "ds":
             sent = np.stack([rebuilt[f"{channel}_{part}"][i] for i in range(6)])
             own = np.concatenate([getattr(getattr(b.state, loop), f"{part}_hat") for b in blocks])
-            weighted = np.concatenate([getattr(getattr(b.state, loop), f"w{part}_hat") for b in blocks])
+            gaps = np.concatenate([getattr(getattr(b.state, loop), f"gap_{part}") for b in blocks])
             np.testing.assert_array_equal(sent, own)
-            np.testing.assert_allclose(weighted, net.weights @ own, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(gaps, net.weights @ own - own, rtol=0, atol=1e-12)
 
 
 def test_a_lost_message_breaks_the_references() -> None:
-    """Invariant 12, the control of 3: with one node's residuals lost, Σ_j w_ij d̂_j is no longer what it should be."""
+    """Invariant 12, the control of 3: with one node's residuals lost, the sum is no longer what it should be."""
     blocks, _, net = references(drop=2)
     own = np.concatenate([b.state.loop_y.d_hat for b in blocks])
-    weighted = np.concatenate([b.state.loop_y.wd_hat for b in blocks])
-    assert np.abs(weighted - net.weights @ own).max() > 1e-3
+    gaps = np.concatenate([b.state.loop_y.gap_d for b in blocks])
+    assert np.abs(gaps - (net.weights @ own - own)).max() > 1e-3
 
 
 def test_sums_of_the_loops_use_the_memory_of_what_they_replace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def at_rest(problem: QuadraticProblem, net: Network, lam: float) -> LocalEngine:
     zero_x, zero = 0 * x, 0 * y
 
     def loop(d: Any, grad: Any) -> c2dfb.Inner:
-        return c2dfb.Inner(d=d, s=zero, grad=grad, d_hat=d, s_hat=zero, wd_hat=d, ws_hat=zero)
+        return c2dfb.Inner(d=d, s=zero, grad=grad, d_hat=d, s_hat=zero, gap_d=zero, gap_s=zero)
 
     block.state = c2dfb.State(
         t=block.state.t, x=x, s=zero_x, u=shard.f_x(x, y) + lam * (shard.g_x(x, y) - shard.g_x(x, z)),

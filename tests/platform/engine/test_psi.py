@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine import common_point
 from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.evaluation import evaluate_psi
 from dbo.platform.engine.local import LocalEngine
@@ -16,6 +17,7 @@ from dbo.platform.runs.runner import prepare, run
 from dbo.tasks.problems.quadratic import QuadraticProblem
 
 Tiny = Callable[..., Experiment]
+ORACLES: tuple[Oracle, ...] = ("f", "g", "f_x", "f_y", "g_y", "g_yy", "g_xy")
 
 
 def start(experiment: Experiment, rounds: int = 3, blocks: list[list[int]] | None = None) -> LocalEngine:
@@ -118,6 +120,44 @@ def test_psi_does_not_depend_on_the_packing(tiny: Tiny) -> None:
     assert one.keys() == two.keys()
     for name in ("psi", "psi_gradient_norm"):
         assert one[name] == pytest.approx(two[name], rel=1e-7)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_wide_rows_are_evaluated_a_few_at_a_time(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    """The sums are the same, in float64 or, with too much data for it, in the run's dtype."""
+    problem = prepare(tiny(task={"name": "coefficient_tuning", "dataset": "digits"}, dtype="float32")).problem
+    if is_large:
+        monkeypatch.setattr(common_point, "MAX_BYTES", 1000)
+    whole = common_point.CommonPoint(problem, range(4))
+    monkeypatch.setattr(common_point, "MAX_ENTRIES", 3 * problem.dim_y + 5)
+    parts = common_point.CommonPoint(problem, range(4))
+    assert [shard.nodes for shard in whole._shards] == [4]
+    assert [shard.nodes for shard in parts._shards] == [3, 1]
+    assert {shard.y0.dtype.name for shard in parts._shards} == {"float32" if is_large else "float64"}
+    random = np.random.default_rng(0)
+    x, y, v = random.standard_normal(problem.dim_x), *random.standard_normal((2, problem.dim_y))
+    for name in ORACLES:
+        point = (x, y, v) if name in ("g_yy", "g_xy") else (x, y)
+        np.testing.assert_allclose(
+            parts.sum_oracle(name, *point), whole.sum_oracle(name, *point), rtol=1e-4 if is_large else 1e-13,
+            atol=1e-6 if is_large else 1e-15, err_msg=name)
+
+
+def test_sums_over_parts_of_the_rows_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a node's result does not depend on the others: text in compiled loops, ten nodes."""
+    task = {"name": "coefficient_tuning", "dataset": "synthetic_text", "features": 4000, "documents": 400}
+    problem = prepare(Experiment(nodes=10, task={**task, "classes": 20}, algorithm={"name": "mdbo"})).problem
+    whole = common_point.CommonPoint(problem, range(10))
+    monkeypatch.setattr(common_point, "MAX_ENTRIES", 3 * problem.dim_y)
+    parts = common_point.CommonPoint(problem, range(10))
+    assert [shard.nodes for shard in parts._shards] == [3, 3, 3, 1]
+    random = np.random.default_rng(0)
+    x, y, v = random.standard_normal(problem.dim_x), *random.standard_normal((2, problem.dim_y))
+    for name in ORACLES:
+        point = (x, y, v) if name in ("g_yy", "g_xy") else (x, y)
+        assert parts.sum_oracle(name, *point).tobytes() == whole.sum_oracle(name, *point).tobytes(), name
 
 
 def test_psi_takes_no_oracle_calls_of_the_algorithm(tiny: Tiny) -> None:

@@ -41,11 +41,11 @@ class Fault:
 
 FAULTS = {
     "gamma halved in the tracker": Fault(
-        (("s = s + (step.gamma * (ws_hat", "s = s + (0.5 * step.gamma * (ws_hat"),),
+        (("s = s + (step.gamma * gap_s", "s = s + (0.5 * step.gamma * gap_s"),),
         "reference", ("with defaults", "differs from the reference's from round 1 on"),
     ),
     "step along the mixed tracker": Fault(
-        (("- step.eta * s ", "- step.eta * (s + ws_hat - s_hat) "),),
+        (("- step.eta * s ", "- step.eta * (s + gap_s) "),),
         "reference", ("differs from the reference's",),
     ),
     "wrong factor under h": Fault(
@@ -88,7 +88,7 @@ FAULTS = {
         "channels", ("u: noise in what is received changes neither x nor y", "do not send it"),
     ),
     "a message without effect": Fault(
-        (("ws_hat=v.ws_hat + wq_s", "ws_hat=v.ws_hat + 0 * wq_s"),),
+        (("gap_s=v.gap_s + wq_s", "gap_s=v.gap_s + 0 * wq_s"),),
         "channels", ("y_s, z_s: noise",),
     ),
     "a stale gradient": Fault(
@@ -100,20 +100,20 @@ FAULTS = {
         "switches", ("with inner_steps=2, invariant mean(s_y) = mean(∇r_i) is off",),
     ),
     "a dropped message": Fault(
-        (("wd_hat=v.wd_hat + wq_d", "wd_hat=v.wd_hat + wq_d * (wq_d[:, :1] > 0)"),),
-        "switches", ("invariant mean(Σ_j w_ij ŷ_j) = mean(ŷ_i) is off",),
+        (("gap_d=v.gap_d + wq_d", "gap_d=v.gap_d + wq_d * (wq_d[:, :1] > 0)"),),
+        "switches", ("invariant mean(Σ_j w_ij (ŷ_j − ŷ_i)) = 0 is off",),
     ),
     "a reset of half of the pair": Fault(
-        (("s_hat=0 * v.s_hat, ws_hat=0 * v.ws_hat", "s_hat=0 * v.s_hat"),),
-        "switches", ("invariant mean(s_y) = mean(∇r_i) is off",),
+        (("s_hat=0 * v.s_hat, gap_s=0 * v.gap_s", "s_hat=0 * v.s_hat"),),
+        "reference", ("with defaults, ", "differs from the reference's"),
     ),
     "a reset one round late": Fault(
         (("key.round % cfg.reset_every == 0", "key.round % cfg.reset_every == 1"),),
         "reference", ("with defaults, ", "from round 2 on"),
     ),
     "a reset of the iterate's reference too": Fault(
-        (("s_hat=0 * v.s_hat, ws_hat=0 * v.ws_hat",
-          "s_hat=0 * v.s_hat, ws_hat=0 * v.ws_hat, d_hat=0 * v.d_hat, wd_hat=0 * v.wd_hat"),),
+        (("s_hat=0 * v.s_hat, gap_s=0 * v.gap_s",
+          "s_hat=0 * v.s_hat, gap_s=0 * v.gap_s, d_hat=0 * v.d_hat, gap_d=0 * v.gap_d"),),
         "reference", ("with defaults, ", "from round 4 on"),
     ),
     "one bad compressor": Fault(

@@ -51,3 +51,37 @@ def test_the_rows_of_a_document_are_added_in_order() -> None:
         for k in range(a.indptr[i], a.indptr[i + 1]):
             total = total + a.data[k] * w[a.indices[k]]
         np.testing.assert_array_equal(found[i], total)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("classes", [20, 24, 27, 40])
+def test_large_gradients_have_the_same_bits(classes: int, offset: int, dtype: Any) -> None:
+    """They are written past the cache where rows are aligned, and nothing is written behind them."""
+    words = bag_of_words._LARGE // (classes * np.dtype(dtype).itemsize) + 3
+    random = np.random.default_rng(classes)
+    a, b = (make_documents(count, count).astype(dtype) for count in (20, 12))
+    w, ridge = random.standard_normal((words, classes)).astype(dtype), random.random(words).astype(dtype)
+    r, r2 = (random.standard_normal((count, classes)).astype(dtype) for count in (20, 12))
+    memory = np.full(words * classes + 64, np.nan, dtype=dtype)
+    start = -memory.ctypes.data % 64 // memory.itemsize + offset
+    large, small = memory[start : start + words * classes].reshape(words, classes), np.empty((WORDS, classes), dtype)
+    assert bag_of_words._is_large(large) == (offset == 0 and classes * np.dtype(dtype).itemsize % 16 == 0)
+    assert not bag_of_words._is_large(small)
+
+    def over(documents: Any, size: int) -> tuple[Any, Any, Any]:
+        """Return documents by word, with words behind them that occur nowhere."""
+        indptr, indices, data = by_word(documents)
+        return np.append(indptr, np.full(size - WORDS, indptr[-1], indptr.dtype)), indices, data
+
+    for out in (large, small):
+        size = len(out)
+        bag_of_words.ridge_gradient(*over(a, size), r, ridge[:size], w[:size], out)
+    assert large[:WORDS].tobytes() == small.tobytes()
+    for out in (large, small):
+        size = len(out)
+        bag_of_words.weighted_gradient(*over(a, size), r, ridge[:size], w[:size], *over(b, size), r2, out)
+    assert large[:WORDS].tobytes() == small.tobytes()
+    np.testing.assert_array_equal(large[WORDS:], (ridge[:, None] * w)[WORDS:])
+    assert np.isnan(memory[:start]).all()
+    assert np.isnan(memory[start + large.size :]).all()

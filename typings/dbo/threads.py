@@ -1,0 +1,1 @@
+../../dbo/threads.py
