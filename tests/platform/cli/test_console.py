@@ -135,6 +135,6 @@ def test_too_little_memory_is_one_line(dbo: Command, monkeypatch: pytest.MonkeyP
     def fail(*arguments: object) -> None:
         raise MemoryError("Unable to allocate 29.8 GiB")
 
-    monkeypatch.setattr("dbo.platform.runs.preparation.validate_graph", fail)
+    monkeypatch.setattr("dbo.platform.runs.preparation.build_graph", fail)
     done = dbo("run", "engine.name=local", "task.name=quadratic", "rounds=1", "tracking.uri=off", "--quiet")
     assert (done.code, done.err) == (1, "dbo: not enough memory: Unable to allocate 29.8 GiB\n")

@@ -123,7 +123,7 @@ def test_psi_does_not_depend_on_the_packing(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-def test_wide_rows_are_evaluated_a_few_at_a_time(
+def test_large_rows_are_evaluated_a_few_at_a_time(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
     """The sums are the same, in float64 or, with too much data for it, in the run's dtype."""
