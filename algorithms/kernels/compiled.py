@@ -68,7 +68,7 @@ def can_expand() -> bool:
 
 
 # Entries whose sums stay in registers; with AVX-512 there are twice as many of them.
-_BLOCK = 64 if can_expand() else 32
+BLOCK = 64 if can_expand() else 32
 
 
 def can_fuse_products() -> bool:
@@ -198,7 +198,7 @@ def _unpack_fast(out: Array, words: Array, entries: Array, at: Any) -> Any:
 
 
 @intrinsic
-def _sum_entries(
+def sum_entries(
     typing: Any, count: Any, double: Any, like: Any, out: Any, rows: Any, weights: Any, first: Any, last: Any,
     offset: Any, ahead: Any,
 ) -> Any:
@@ -278,23 +278,23 @@ def _sum_tile(
     is_packed: bool,
 ) -> None:
     """Write every sum of a tile, a block of entries after the other: the next sum finds them in the L1 cache."""
-    whole = size // _BLOCK * _BLOCK
-    for i in range(0, whole, _BLOCK):
+    whole = size // BLOCK * BLOCK
+    for i in range(0, whole, BLOCK):
         first, at = 0, i * like.itemsize
         for n in range(outs.size):
             if exact[n] and is_packed:
-                _sum_entries(_BLOCK, 0, like, outs[n] + offset, rows, weights, first, ends[n], at, _AHEAD)
+                sum_entries(BLOCK, 0, like, outs[n] + offset, rows, weights, first, ends[n], at, _AHEAD)
             elif exact[n]:
-                _sum_entries(_BLOCK, 0, like, outs[n] + offset, rows, weights, first, ends[n], at, 0)
+                sum_entries(BLOCK, 0, like, outs[n] + offset, rows, weights, first, ends[n], at, 0)
             elif is_packed:      # without packed rows the processor asks for memory early enough by itself
-                _sum_entries(_BLOCK, 1, like, outs[n] + offset, rows, weights, first, ends[n], at, _AHEAD)
+                sum_entries(BLOCK, 1, like, outs[n] + offset, rows, weights, first, ends[n], at, _AHEAD)
             else:
-                _sum_entries(_BLOCK, 1, like, outs[n] + offset, rows, weights, first, ends[n], at, 0)
+                sum_entries(BLOCK, 1, like, outs[n] + offset, rows, weights, first, ends[n], at, 0)
             first = ends[n]
     for i in range(whole, size):
         first = 0
         for n in range(outs.size):
-            _sum_entries(1, 1, like, outs[n] + offset, rows, weights, first, ends[n], i * like.itemsize, 0)
+            sum_entries(1, 1, like, outs[n] + offset, rows, weights, first, ends[n], i * like.itemsize, 0)
             first = ends[n]
 
 

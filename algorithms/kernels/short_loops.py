@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dbo.algorithms.kernels.compiled import compiled
+from dbo.algorithms.kernels.compiled import BLOCK, compiled, sum_entries
 from dbo.algorithms.protocol import Array
 
 
@@ -88,14 +88,28 @@ def measure_rows(
 
 @compiled
 def multiply_sparse(indptr: Array, indices: Array, weights: Array, rows: Array, out: Array) -> None:
-    """Write W @ rows to `out`, for W in CSR form: terms in the order of the columns, each product and sum rounded."""
-    for i in range(out.shape[0]):
-        total = out[i]
-        total[:] = 0
-        for k in range(indptr[i], indptr[i + 1]):
-            weight, row = weights[k], rows[indices[k]]
-            for j in range(row.size):
-                total[j] += weight * row[j]
+    """Write W @ rows to `out`, for W in CSR form: terms in the order of the columns, each product and sum rounded.
+
+    A few entries of all rows after the other: their sums stay in registers, and of many rows more stays in the cache.
+    """
+    dim, size = rows.shape[1], rows.itemsize
+    places, factors = np.empty(indices.size, np.int64), np.empty(indices.size, np.float64)
+    for k in range(indices.size):
+        places[k] = rows.ctypes.data + indices[k] * dim * size
+        factors[k] = weights[k]
+    for start in range(0, dim, BLOCK):
+        for i in range(out.shape[0]):
+            target, first, last = out.ctypes.data + i * dim * size, np.int64(indptr[i]), np.int64(indptr[i + 1])
+            if start + BLOCK <= dim:
+                sum_entries(BLOCK, 0, rows, target, places, factors, first, last, start * size, 0)
+                continue
+            at = start
+            while at + 8 <= dim:
+                sum_entries(8, 0, rows, target, places, factors, first, last, at * size, 0)
+                at += 8
+            while at < dim:
+                sum_entries(1, 0, rows, target, places, factors, first, last, at * size, 0)
+                at += 1
 
 
 def compile_loops(dtype: str) -> None:

@@ -96,10 +96,12 @@ def _multiply(weights: sparse.csr_array, rows: Array) -> Array:
 
     Columns do not influence each other, so the bits are the same.
     """
+    loops = short.imported_loops(rows) if _rounds_products() else None
+    if loops is not None:
+        return short.multiply_sparse(loops, weights, rows)
     step = max(16, _CACHED_BYTES // max(1, len(rows) * rows.itemsize))
     if step >= rows.shape[1]:
-        loops = short.imported_loops(rows) if _rounds_products() else None
-        whole: Array = weights @ rows if loops is None else short.multiply_sparse(loops, weights, rows)
+        whole: Array = weights @ rows
         return whole
     mixed: Array = np.empty((weights.shape[0], rows.shape[1]), dtype=rows.dtype)
     for start in range(0, rows.shape[1], step):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dbo.algorithms.api import Array, Grid, Message, Packed, scale_code, short_loops
-from dbo.platform.network.measuring import MAX_ENTRIES, measure_compiled, measure_together
+from dbo.platform.network.measuring import MAX_ENTRIES, measure_compiled, measure_in_pieces
 from dbo.platform.network.positions import (
     encode_packed,
     encode_positions,
@@ -91,7 +91,7 @@ def _measure_short(messages: Mapping[str, Message | Packed]) -> dict[str, Table]
     kinds: dict[Any, dict[str, Array]] = {}
     tables: dict[str, Table] = {}
     for name, message in messages.items():
-        if isinstance(message, Packed) or message.form != "sparse" or message.values.size > MAX_ENTRIES:
+        if isinstance(message, Packed) or message.form != "sparse" or message.shape[1] > MAX_ENTRIES:
             tables[name] = measure_rows(message)
             continue
         check_width(message)
@@ -102,7 +102,7 @@ def _measure_short(messages: Mapping[str, Message | Packed]) -> dict[str, Table]
             continue
         kinds.setdefault((values.dtype, values.shape[1], message.width, bits), {})[name] = values
     for (_, _, width, bits), alike in kinds.items():
-        counts, start = measure_together(np.concatenate([*alike.values()]), bits, width), 0
+        counts, start = measure_in_pieces(np.concatenate([*alike.values()]), bits, width), 0
         for name, values in alike.items():
             tables[name] = counts[start : start + len(values)]
             start += len(values)

@@ -14,7 +14,7 @@ from dbo.platform.network.row_format import LOG, WIDTH_BYTES, grid_length, index
 
 Counts = NDArray[np.int64]
 
-MAX_ENTRIES = 1 << 20      # of the rows that are measured at once; longer ones take most of their time outside of calls
+MAX_ENTRIES = 1 << 20      # of rows that are measured at once: their marks stay in the cache; wider rows go one by one
 
 
 def measure_compiled(loops: Any, values: NDArray[Any], bits: int) -> Counts:
@@ -23,6 +23,13 @@ def measure_compiled(loops: Any, values: NDArray[Any], bits: int) -> Counts:
     table = np.empty((rows, 3), dtype=np.int64)
     loops.measure_rows(values, *_row_facts(dim, values.itemsize, bits), np.empty(dim + 1, dtype=np.int64), table)
     return table
+
+
+def measure_in_pieces(values: NDArray[Any], bits: int, width: int) -> Counts:
+    """Return what `measure_together` returns, for any number of rows."""
+    step = max(1, MAX_ENTRIES // max(1, values.shape[1]))
+    pieces = [measure_together(values[start : start + step], bits, width) for start in range(0, len(values), step)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def measure_together(values: NDArray[Any], bits: int, width: int) -> Counts:

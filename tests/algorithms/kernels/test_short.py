@@ -89,7 +89,7 @@ def test_rows_that_do_not_suit_the_loops_are_left_to_numpy() -> None:
 @pytest.mark.parametrize("kind", ["normal", "zeros", "nonfinite", "scales"])
 def test_sparse_products_are_those_of_scipy(kind: str, dtype: str) -> None:
     """W @ rows with the bits of SciPy: a block mixes with either, depending on its size."""
-    rows = make_rows(kind, 300, dtype)
+    rows = make_rows(kind, 333, dtype)      # blocks of entries, then eight at a time, then single ones
     weights = sparse.random_array((7, len(rows)), density=0.4, rng=RNG, dtype=np.dtype(dtype)).tocsr()
     weights.sort_indices()
     loops = short.short_loops(rows)

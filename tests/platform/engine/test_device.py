@@ -13,6 +13,7 @@ from tests.faults.messages import advance
 from tests.platform.engine.device_blocks import TASKS, start
 
 from dbo.algorithms.api import algorithms
+from dbo.algorithms.kernels import short
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine import device as placing
 from dbo.platform.engine.block import Block
@@ -223,11 +224,15 @@ def test_gpu_equals_cpu(name: str, task: str) -> None:
     np.testing.assert_array_equal(ends[1], ends[2])
 
 
-def test_columns_of_a_large_product_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W @ rows in parts of the columns has the bits of the whole product."""
+def test_products_have_the_same_bits_in_parts_and_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W @ rows in parts of the columns, and with the compiled loops, has the bits of the whole product."""
     rng = np.random.default_rng(0)
     weights = sparse.random_array((50, 50), density=0.2, format="csr", rng=rng, dtype=np.float32)
-    rows = rng.standard_normal((50, 90)).astype(np.float32)
-    whole = placing._multiply(weights, rows)
+    rows = rng.standard_normal((50, 91)).astype(np.float32)
+    whole = weights @ rows
+    assert short.short_loops(rows) is short.imported_loops(rows) is not None
+    np.testing.assert_array_equal(placing._multiply(weights, rows), whole)
+    monkeypatch.setattr(short, "imported_loops", lambda rows: None)
+    np.testing.assert_array_equal(placing._multiply(weights, rows), whole)
     monkeypatch.setattr(placing, "_CACHED_BYTES", 1)
     np.testing.assert_array_equal(placing._multiply(weights, rows), whole)

@@ -25,6 +25,7 @@ from dbo.algorithms.api import (
     TopShare,
     dense,
 )
+from dbo.platform.network import codecs
 from dbo.platform.network.codecs import (
     ENCODED,
     VALUE_BYTES,
@@ -247,3 +248,16 @@ def test_rows_measured_together_have_the_lengths_of_single_ones(bits: int | None
         assert list(together) == list(messages)
         for name, message in messages.items():
             np.testing.assert_array_equal(together[name], measure_rows(message))
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_the_rows_of_ten_thousand_nodes_are_measured_together(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many short rows are measured in pieces, never one by one, with the lengths of single ones."""
+    rng = np.random.default_rng(width)
+    values = (rng.standard_normal((10_000, 120)) * (rng.random((10_000, 120)) < 0.2)).astype(np.float32)
+    message = Message(values, form="sparse", kept=24, width=width)
+    one_by_one = measure_rows(message)
+    monkeypatch.setattr(codecs, "measure_rows", lambda *_: pytest.fail("measured one by one"))
+    np.testing.assert_array_equal(measure_messages({"y": message})["y"], one_by_one)
+    monkeypatch.setattr(codecs, "short_loops", lambda rows: None)      # as without numba's loops
+    np.testing.assert_array_equal(measure_messages({"y": message})["y"], one_by_one)
