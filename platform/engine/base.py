@@ -54,8 +54,11 @@ def gather_rows(blocks: Blocks, parts: Iterable[Array]) -> Array:
 
 def mean_of_sums(blocks: Blocks, sums: Iterable[Floats]) -> Floats:
     """Return the mean over all nodes from the blocks' sums over their own."""
-    first, *others = sums
-    return np.asarray(sum(others, first) / sum(map(len, blocks)), dtype=np.float64)
+    total: Floats | None = None
+    for part in sums:
+        total = np.array(part, dtype=np.float64) if total is None else np.add(total, part, out=total)
+    assert total is not None, "there is at least one block"
+    return np.divide(total, sum(map(len, blocks)), out=total)
 
 
 def max_counts(blocks: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -82,7 +85,10 @@ class Engine(Protocol):
         """Return (nodes,) f_i and g_i of all nodes at one common point."""
 
     def mean_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
-        """Return the mean over nodes of an oracle at a common point (x, y), in float64; v: the factor of a product."""
+        """Return the mean over nodes of an oracle at a common point (x, y), in float64; v: the factor of a product.
+
+        The arrays x and y must not be changed while they are in use: an engine may send the same one only once.
+        """
 
     def errors(self) -> dict[str, float]:
         """Return the errors that the algorithm's analysis bounds: root mean squares over the nodes."""

@@ -8,7 +8,7 @@ are counted alike.
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -39,7 +39,7 @@ from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Blocks
 from dbo.platform.engine.common_point import CommonPoint, Floats, Oracle
 from dbo.platform.engine.device import Cpu, Device
-from dbo.platform.engine.error_terms import BlockErrors, measure_errors
+from dbo.platform.engine.error_terms import NO_ERRORS, BlockErrors, measure_errors
 from dbo.platform.engine.routes import RoutePlan, plan_downlink, plan_gossip, plan_uplink
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.engine.state_tree import Flat, first_nonfinite, flatten, unflatten, unwrap_state, wrap_state
@@ -67,12 +67,18 @@ class ProtocolError(RunError):
 class BlockView:
     """What an evaluation needs of a block at the end of a round."""
 
-    rows: dict[str, Array]          # of EVALUATED
+    rows: dict[str, Array]          # of EVALUATED; empty if rows are wide, to be fetched one by one
     first_nonfinite: str | None
     counters: dict[str, int]
     ledger: Flat
     errors: BlockErrors
     seconds: float                  # of computing since the start or the last `restore`
+
+    def without_rows(self) -> "BlockView":
+        """Return the counts alone, in memory of their own: an array from the object store keeps all that came with it.
+        """
+        return replace(
+            self, rows={}, errors=NO_ERRORS, ledger={name: array.copy() for name, array in self.ledger.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +386,7 @@ class Block:
 
     def view(self) -> BlockView:
         """Return everything that an evaluation needs of this block."""
-        rows = {name: self.rows(name) for name in EVALUATED}
+        rows = {} if self._has_large_rows else {name: self.rows(name) for name in EVALUATED}
         return BlockView(
             rows, self.first_nonfinite(), self.shard.counters(), self.ledger.export(), self.errors(), self.seconds)
 

@@ -25,6 +25,9 @@ class BlockErrors:
     residuals: dict[str, float]         # compression: the sum of squares
 
 
+NO_ERRORS = BlockErrors(0, {}, {}, {})
+
+
 def measure_errors(terms: ErrorTerms, state: Any, rows: int, fetch: Callable[[Array], Array]) -> BlockErrors:
     """Return the error terms of a block's state."""
     means, spreads = {}, {}

@@ -89,7 +89,8 @@ class _Solve:
                 break
             # Forcing terms of superlinear convergence, not below what the tolerance needs.
             accuracy = max(min(0.1, float(np.sqrt(norm / scale))), 0.5 * wanted / norm)
-            step = self._solve_hessian(y, -gradient, accuracy, budget)
+            step = self._solve_hessian(y, gradient, accuracy, budget)
+            np.negative(step, out=step)
             slope, length = float(gradient @ step), 1.0
             for _ in range(30):
                 new = y + length * step

@@ -77,6 +77,8 @@ class RayEngine:
         self._silent: set[int] = set()                  # blocks without a sign of life
         self._failed = False
         self._views: list[BlockView] | None = None
+        self._errors: dict[str, float] = {}             # of the views
+        self._point: dict[str, tuple[Array, Any]] = {}      # x and y of the last common point, and references to them
         self._unassigned = set(range(len(self.blocks)))     # actors that have no block yet
         self._stopped_workers: dict[int, float] = {}    # killed before their actors answered: process → when
         self._plugins = spec.plugins
@@ -155,6 +157,7 @@ class RayEngine:
 
     def advance(self, first: int, last: int | None = None) -> None:
         last, self._views = last or first, None
+        self._point.clear()
         most = _MAX_ROUNDS if len(self._actors) > 1 else 1      # the only block has no neighbour that misses it
         if not self._connect_peers():
             for round_ in range(first, last + 1):
@@ -228,16 +231,26 @@ class RayEngine:
         self._gauges.record_evaluation(record)
 
     def _fetch_views(self) -> list[BlockView]:
-        """Fetch everything that an evaluation needs in one call per block; keep it until the state changes."""
+        """Fetch what an evaluation needs in one call per block; keep it until the state changes.
+
+        Wide rows are fetched one block at a time, when they are needed, to limit memory in the object store.
+        """
         if self._views is None:
             self._views = self._collect([actor.view.remote() for actor in self._actors], task="an evaluation")
+            self._errors = merge_errors([view.errors for view in self._views])
+            if not self._views[0].rows:
+                self._release_rows()
         return self._views
 
+    def _release_rows(self) -> None:
+        """Free the rows of the last evaluation in the object store; keep the rest of it, which is small."""
+        if self._views is not None:
+            self._views = [view.without_rows() for view in self._views]
+
     def rows(self, name: str) -> Array | None:
-        if name in EVALUATED:
+        if name in EVALUATED and name in self._fetch_views()[0].rows:
             return gather_rows(self.blocks, [view.rows[name] for view in self._fetch_views()])
-        # One block at a time, and without the views of the last evaluation, to limit memory in the object store.
-        self._views = None
+        self._release_rows()
         parts = (
             self._collect([actor.rows.remote(name)], blocks=[number], task=f"rows of {name}")[0]
             for number, actor in enumerate(self._actors)
@@ -251,12 +264,21 @@ class RayEngine:
         return gather_rows(self.blocks, [f for f, _ in parts]), gather_rows(self.blocks, [g for _, g in parts])
 
     def mean_oracle(self, oracle: Oracle, x: Array, y: Array, v: Array | None = None) -> Floats:
-        point = [None if row is None else self._put(row) for row in (x, y, v)]
+        self._release_rows()
+        point = self._put_again("x", x), self._put_again("y", y), None if v is None else self._put(v)
         sums = self._collect([actor.sum_oracle.remote(oracle, *point) for actor in self._actors], task="an evaluation")
         return mean_of_sums(self.blocks, sums)
 
+    def _put_again(self, name: str, row: Array) -> Any:
+        """Return a reference to x or y of a common point: the last one, if it is the same array."""
+        if name not in self._point or self._point[name][0] is not row:
+            self._point.pop(name, None)
+            self._point[name] = row, self._put(row)
+        return self._point[name][1]
+
     def errors(self) -> dict[str, float]:
-        return merge_errors([view.errors for view in self._fetch_views()])
+        self._fetch_views()
+        return dict(self._errors)
 
     def first_nonfinite(self) -> str | None:
         return next((view.first_nonfinite for view in self._fetch_views() if view.first_nonfinite), None)
@@ -281,7 +303,8 @@ class RayEngine:
     # ---- checkpoints and recovery ----------------------------------------------------------------------------------
 
     def snapshot(self) -> Iterator[Iterator[Flat]]:
-        self._views = None
+        self._release_rows()
+        self._point.clear()
         sizes: list[dict[str, int]] = self._collect(
             [actor.sizes.remote() for actor in self._actors], task="a checkpoint")
         for number, of_block in enumerate(sizes):
@@ -294,6 +317,7 @@ class RayEngine:
 
     def restore(self, blocks: list[Flat] | None) -> None:
         self._epoch, self._views = self._epoch + 1, None
+        self._point.clear()
         if blocks is None:
             self._packets = self._declared
         flats = blocks if blocks is not None else [None] * len(self._actors)
@@ -313,6 +337,7 @@ class RayEngine:
         How a run has ended is recorded by now: whatever fails here changes nothing about it.
         """
         self._problem = self._network_ref = None
+        self._point.clear()
         if not self._ray.is_initialized():
             return
         try:

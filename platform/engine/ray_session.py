@@ -199,6 +199,8 @@ def _prepare_environment(own: bool) -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"      # on every system this means: loopback only
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # By default a freed object stays in memory for up to a second: many of them, where each takes megabytes.
+        os.environ.setdefault("RAY_free_objects_batch_size", "1")
     else:
         os.environ.setdefault("RAY_AUTH_MODE", "token" if has_token() else "disabled")
 

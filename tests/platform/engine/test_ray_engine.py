@@ -386,6 +386,29 @@ def test_payloads_do_not_pile_up(ray: Any) -> None:
         engine.close()
 
 
+def test_a_solve_keeps_no_rows_and_sends_a_point_once(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solve for ψ frees the rows of the evaluation; x and y of its point are sent once, the factor every time."""
+    engine = start(experiment())
+    try:
+        x, y = np.zeros(4), np.zeros(8)
+        before = {name: engine.rows(name) for name in ("x", "y")}
+        errors, counters, sent = engine.errors(), engine.counters(), []
+        put = engine._put
+        monkeypatch.setattr(engine, "_put", lambda value: (sent.append(value), put(value))[1])
+        for point in (y, y, y + 1):
+            engine.mean_oracle("g_yy", x, point, np.ones(8))
+        assert [value.size for value in sent] == [4, 8, 8, 8, 8, 8]      # x, y and three factors, another y
+        assert engine._views is not None
+        assert not any(view.rows or view.errors.means for view in engine._views)
+        assert (engine.errors(), engine.counters()) == (errors, counters)
+        for name, rows in before.items():
+            np.testing.assert_array_equal(engine.rows(name), rows)
+        engine.advance(1)
+        assert not engine._point
+    finally:
+        engine.close()
+
+
 @pytest.mark.usefixtures("ray")
 def test_tests_that_share_the_cluster_stay_in_one_process(request: pytest.FixtureRequest) -> None:
     """If tests run in several processes: each would start a cluster of its own."""
