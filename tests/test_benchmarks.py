@@ -66,6 +66,13 @@ def test_replay_benchmark_runs() -> None:
     assert re.search("1000 nodes : 100 nodes" + JUDGED, output)
 
 
+def test_startup_benchmark_runs() -> None:
+    """The time to the first round is compared with that of importing common libraries."""
+    output = run_benchmark("startup.py")
+    for start in ("dbo run", "dbo.run"):
+        assert re.search(re.escape(f"{start} : the imports") + JUDGED, output)
+
+
 @pytest.mark.slow
 def test_newsgroups_benchmark_runs() -> None:
     """A round is compared with a naive one of the same result and with an uncompressed one; memory is measured."""
