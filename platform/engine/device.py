@@ -197,7 +197,7 @@ def _keep_memory() -> None:
 
 
 def trim_memory() -> None:
-    """Return unused memory that `_keep_memory` keeps: once, before another process needs much of it."""
+    """Return unused memory that `_keep_memory` keeps: when something else needs much of it, and after a run."""
     trim = _c_function("malloc_trim")
     if trim is not None:
         trim(0)

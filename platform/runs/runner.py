@@ -17,6 +17,7 @@ from dbo.platform.engine.automatic import derive_values, describe_derived
 from dbo.platform.engine.base import Engine, RunSpec
 from dbo.platform.engine.block import describe_network, init_state
 from dbo.platform.engine.convexity import describe_convexity
+from dbo.platform.engine.device import trim_memory
 from dbo.platform.engine.factory import start_engine, startup_notice
 from dbo.platform.engine.shard_wrappers import CountingShard
 from dbo.platform.errors import InputError, RunError
@@ -105,6 +106,7 @@ def run(
                     f"run it again without --resume, or into another folder")
         sealed = find_manifest(folder.path) if damage else None
         result = _Execution(experiment, prepared, folder, checkpoints, callback, resume, start).run()
+        trim_memory()                    # of the engine, before figures and pages are made
         if sealed and not _has_same_state(folder, sealed):
             callback.on_notice("the repaired final state differs from the sealed one: has the machine changed?")
         if result.metrics.exists() and result.metrics.stat().st_size <= _MAX_LOADED:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,17 @@ def test_resume_in_an_empty_folder_starts(tiny: Tiny, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "a")
     run(tiny(), tmp_path / "b", resume=True)
     assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_memory_is_returned_when_the_engine_is_gone(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures and pages are made without the memory of wide rows: nothing refers to the engine when it is returned."""
+    engines, alive, close = [], [], LocalEngine.close
+    monkeypatch.setattr(LocalEngine, "close", lambda self: (engines.append(weakref.ref(self)), close(self))[1])
+    monkeypatch.setattr("dbo.platform.runs.runner.trim_memory", lambda: alive.extend(each() for each in engines))
+    run(tiny(), tmp_path / "run")
+    assert alive == [None]
 
 
 def test_repetition_replaces_the_run(tiny: Tiny, tmp_path: Path) -> None:
