@@ -58,7 +58,8 @@ class Profile:
     bandwidth_mbit: float = param(1000.0, gt=0, help="uplink of a node in 10⁶ bits per second, shared by its sends")
     regions: tuple[str, ...] = param((), help="names; node i is in region i mod their number")
     region_latency_ms: tuple[float, ...] = param((), ge=0, help="latency between regions, row by row")
-    compute: float = param(1.0, ge=0, help="computing time of a node as a multiple of the measured one")
+    compute: float | tuple[float, ...] = param(
+        1.0, ge=0, help="computing time of a node as a multiple of the measured one; a list repeats over the nodes")
     stragglers: float = param(0.0, ge=0, le=1, help="share of the nodes that are slow, drawn by `seed`")
     slowdown: float = param(5.0, ge=1, help="computing time of a slow node as a multiple of the others'")
     compute_noise: float = param(0.0, ge=0, help="σ of a log-normal factor on each computing time")
@@ -67,6 +68,8 @@ class Profile:
     trace: tuple[TraceRow, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.compute == ():
+            raise ValueError("compute: [] is not allowed; must be a number, or a list with one number or more")
         if len(self.region_latency_ms) != len(self.regions) ** 2:
             raise ValueError(
                 f"region_latency_ms: {len(self.region_latency_ms)} values for {len(self.regions)} regions; "
@@ -146,7 +149,7 @@ def replay(profile: Profile, neighbours: Sequence[Sequence[int]], intervals: Seq
     """Return the time at which the last node reaches the end of each interval, in seconds."""
     nodes = len(neighbours)
     links = build_links(profile, neighbours)
-    speed = profile.compute * _slow_down(profile, nodes)
+    speed = _find_speeds(profile, nodes) * _slow_down(profile, nodes)
     ready, free, times = np.zeros(nodes), np.zeros(nodes), np.empty(len(intervals))
     draws = _Draws(profile, nodes, links.receivers.size)
     for number, interval in enumerate(intervals):
@@ -168,7 +171,7 @@ def replay_star(profile: Profile, clients: int, intervals: Sequence[StarInterval
     """Return the time at which the last node of a star reaches the end of each interval, in seconds."""
     server = clients
     links = build_links(profile, ((server,),) * clients + (tuple(range(clients)),))
-    speed = profile.compute * np.append(_slow_down(profile, clients), 1.0)      # the server is no straggler
+    speed = _find_speeds(profile, clients + 1) * np.append(_slow_down(profile, clients), 1.0)      # no slow server
     ready, free, times = np.zeros(clients + 1), np.zeros(clients + 1), np.empty(len(intervals))
     draws = _Draws(profile, clients + 1, links.receivers.size)
     for number, interval in enumerate(intervals):
@@ -211,6 +214,11 @@ def _spread(counts: Integers, exchanges: int) -> tuple[Integers, Integers]:
     """
     counts = counts.astype(np.int64)
     return counts, (np.cumsum(counts) - counts) % max(exchanges, 1)
+
+
+def _find_speeds(profile: Profile, nodes: int) -> Floats:
+    """Return (nodes,) multiples of the measured computing times; a list repeats over the nodes."""
+    return np.resize(np.asarray(profile.compute, dtype=np.float64), nodes)
 
 
 def _slow_down(profile: Profile, nodes: int) -> Floats:

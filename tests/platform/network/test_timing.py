@@ -163,6 +163,16 @@ def test_one_straggler_slows_everybody_down() -> None:
     assert slow == pytest.approx(4 * fast)
 
 
+def test_computing_times_repeat_over_the_nodes() -> None:
+    """Of five nodes the second and the fourth are slow; in a star the server is the last one. Control: one number."""
+    profile = Profile(latency_ms=0, compute=(1, 3), stragglers=1, slowdown=2)
+    traffic = Interval(0, np.zeros(5), np.array([1.0, 0.1, 1.5, 1.2, 0.0]))
+    assert replay(profile, RING, [traffic]) == pytest.approx([2 * 3 * 1.2])
+    assert replay(Profile(compute=3), RING, [traffic]) == pytest.approx([3 * 1.5])
+    star = StarInterval(1, np.ones(4, dtype=np.int64), 3, np.zeros(4), np.array([1.0, 0.5, 1.0, 0.25]))
+    assert replay_star(Profile(latency_ms=0, compute=(1, 3)), 3, [star]) == pytest.approx([3 * 0.25 + 3 * 0.5])
+
+
 def test_regions_repeat_over_the_nodes() -> None:
     profile = Profile(latency_ms=1, regions=("a", "b"), region_latency_ms=(0.0, 50.0, 50.0, 0.0))
     links = timing.build_links(profile, RING)

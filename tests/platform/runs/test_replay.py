@@ -142,6 +142,11 @@ def test_wan_latencies_are_symmetric() -> None:
     [
         ("p.yaml", "latency_ms: -1", r"p.yaml.latency_ms: -1 is not allowed"),
         ("p.yaml", "bandwith_mbit: 3", r"bandwith_mbit"),
+        ("p.yaml", "compute: [1, -2]", r"p.yaml.compute.1: -2 is not allowed; must be ≥ 0"),
+        ("p.yaml", "compute: -2", r"p.yaml.compute: -2 is not allowed; must be ≥ 0"),
+        ("p.yaml", "compute: [1, fast]", r"p.yaml.compute.1: 'fast' is not allowed; must be a number"),
+        ("p.yaml", "compute: fast", r"p.yaml.compute: 'fast' is not allowed; must be a number"),
+        ("p.yaml", "compute: []", r"p.yaml.compute: \[\] is not allowed; must be a number, or a list with one number"),
         ("p.yaml", "trace: 3", r"p.yaml: trace: '3' is not allowed; must be a CSV file"),
         ("p.yaml", "trace: none.csv", r"none.csv: cannot be read: No such file"),
         ("p.yaml", "regions: [a]", r"region_latency_ms: 0 values for 1 regions"),
@@ -158,6 +163,12 @@ def test_wrong_profile_is_one_line(file: str, text: str, message: str, tmp_path:
     (tmp_path / file).write_text(text)
     with pytest.raises(InputError, match=message):
         load_profile(str(tmp_path / file))
+
+
+@pytest.mark.parametrize(("text", "value"), [("2", 2.0), ("[1, 2.5]", (1.0, 2.5)), ("[4]", (4.0,))])
+def test_compute_is_a_number_or_a_list(tmp_path: Path, text: str, value: object) -> None:
+    (tmp_path / "p.yaml").write_text(f"compute: {text}\n")
+    assert load_profile(str(tmp_path / "p.yaml")).compute == value
 
 
 def test_unknown_profile_lists_the_known_ones() -> None:
