@@ -15,7 +15,7 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
 from dbo.platform.network.timing import Profile, StarInterval, TraceRow
 from dbo.platform.runs.replay import describe_profile, list_profiles, load_profile, read_traffic
-from dbo.platform.runs.run_folder import read_metrics
+from dbo.platform.runs.run_folder import build_history, read_metrics
 from dbo.platform.runs.runner import NoCallback, run
 from dbo.platform.runs.schema import Target
 
@@ -99,7 +99,9 @@ def test_sizes_of_blocks_are_recorded(folder: Path, tmp_path: Path) -> None:
         rewrite(tmp_path / "metrics.jsonl", block_seconds=[8.0, 6.0], **changes)
         return read_traffic(tmp_path).intervals[0].compute.tolist()
 
-    assert all(record["block_nodes"] == [6] for record in read_metrics(folder / "metrics.jsonl"))
+    records = read_metrics(folder / "metrics.jsonl")
+    assert all(record["block_nodes"] == [6] for record in records)
+    assert "block_nodes" not in build_history(records)
     rewrite(tmp_path / "metrics.jsonl", where=slice(1), block_seconds=[0.0, 0.0], block_nodes=[3, 3])
     assert shares(block_nodes=[4, 2]) == [2.0, 2.0, 2.0, 2.0, 3.0, 3.0]
     assert shares(block_nodes=None) == pytest.approx([8 / 3] * 3 + [2.0] * 3)
@@ -379,7 +381,7 @@ def test_a_graph_of_an_older_version_is_replayed_as_before(folder: Path, tmp_pat
     ({"packets": "no base64!"}, "packets must be a number per node"),
     ({"packets": [1e300] * 11}, "packets must be a number per node"),
     ({"packets": [6] * 11}, "round 20: packets, bytes and exchanges contradict"),
-    ({"packets": [900] * 10 + [1]}, "packets, bytes and exchanges contradict"),
+    ({"packets": [900] * 10 + [20]}, "packets, bytes and exchanges contradict"),
     ({"packets": [-3] * 11}, "packets, bytes and exchanges contradict"),
     ({"exchanges": 10**14}, "node updates are too many to replay"),
     ({"exchanges": -1}, "exchanges must be a number"),
@@ -392,6 +394,14 @@ def test_forged_star_is_refused(star: Path, tmp_path: Path, changes: dict[str, A
     copy_files(star, tmp_path)
     rewrite(tmp_path / "nodes.jsonl", where=slice(4, None), **changes)
     with pytest.raises(InputError, match=message):
+        read_traffic(tmp_path)
+
+
+def test_forged_receivers_are_refused(star: Path, tmp_path: Path) -> None:
+    """A server cannot send to more clients than there are."""
+    copy_files(star, tmp_path)
+    rewrite(tmp_path / "metrics.jsonl", where=slice(4, None), bytes_down=1e9)
+    with pytest.raises(InputError, match="packets, bytes and exchanges contradict"):
         read_traffic(tmp_path)
 
 
