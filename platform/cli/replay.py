@@ -38,6 +38,8 @@ def replay_runs(
     networks = load_networks(network or [])
     runs = group_runs(load_runs(folders, Target.parse(target) if target else None))
     replay = read_all(runs)
+    if not replay.traffic and len(replay.missing) == 1:
+        raise InputError(replay.missing[0])
     for text in replay.missing:
         warn(f"left out: {text}")
     if not replay.traffic:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dbo.platform.runs.runner import Result
 
 
-_NOT_SHOWN = ("timestamp", "block_seconds")
+_NOT_SHOWN = ("timestamp", "block_seconds", "block_nodes")
 
 
 def run_experiment(

@@ -6,7 +6,8 @@ serve validation, error messages and `dbo list` alike.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -92,6 +93,8 @@ def _constrained(field: Field[Any], hint: Any) -> Any:
     """Return the type of a field with the range that `param` declares for it."""
     if get_origin(hint) is tuple:      # a range of a list is that of its entries
         return tuple[_constrained(field, get_args(hint)[0]), ...]    # type: ignore[misc]
+    if isinstance(hint, UnionType) and any(get_origin(part) is tuple for part in get_args(hint)):
+        return reduce(or_, (_constrained(field, part) for part in get_args(hint)))    # a value or a list of such values
     found = declaration(field)
     limits = {"gt": annotated_types.Gt, "ge": annotated_types.Ge, "lt": annotated_types.Lt, "le": annotated_types.Le}
     for name, limit in limits.items():

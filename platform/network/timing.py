@@ -11,9 +11,17 @@ sums and maxima. Node i is ready to compute at r_i, and its uplink is free from 
 
 A node sends while it waits and computes. Packets of one evaluation interval have the same size and the same computing
 time before them. Receiving takes no time of its own.
+
+In a star (`replay_star`) exchanges down and up alternate. Down, the server s computes and sends to one client after
+another; up, each client computes and sends, and the server waits for all of them:
+
+    down:  done_s = r_s + compute_s,  start_s = max(done_s, u_s),  r_j ← max(r_j, sent_sj + latency_sj)
+    up:    done_i = r_i + compute_i,  start_i = max(done_i, u_i),  r_s ← max(r_s, max_i (sent_is + latency_is))
+
+The clients that take part in an exchange are those of `_spread`; the others wait.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,7 +58,8 @@ class Profile:
     bandwidth_mbit: float = param(1000.0, gt=0, help="uplink of a node in 10⁶ bits per second, shared by its sends")
     regions: tuple[str, ...] = param((), help="names; node i is in region i mod their number")
     region_latency_ms: tuple[float, ...] = param((), ge=0, help="latency between regions, row by row")
-    compute: float = param(1.0, ge=0, help="computing time of a node as a multiple of the measured one")
+    compute: float | tuple[float, ...] = param(
+        1.0, ge=0, help="computing time of a node as a multiple of the measured one; a list repeats over the nodes")
     stragglers: float = param(0.0, ge=0, le=1, help="share of the nodes that are slow, drawn by `seed`")
     slowdown: float = param(5.0, ge=1, help="computing time of a slow node as a multiple of the others'")
     compute_noise: float = param(0.0, ge=0, help="σ of a log-normal factor on each computing time")
@@ -59,6 +68,8 @@ class Profile:
     trace: tuple[TraceRow, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.compute == ():
+            raise ValueError("compute: [] is not allowed; must be a number, or a list with one number or more")
         if len(self.region_latency_ms) != len(self.regions) ** 2:
             raise ValueError(
                 f"region_latency_ms: {len(self.region_latency_ms)} values for {len(self.regions)} regions; "
@@ -77,6 +88,24 @@ class Interval:
     exchanges: int
     bytes: Floats            # (nodes,) of each node's packets, each counted once
     compute: Floats          # (nodes,) seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StarInterval:
+    """Traffic of a star between two evaluations. The server is the last node; only it sends down.
+
+    Who took part in which exchange is not recorded. A client takes part in as many exchanges up as it sent packets.
+    """
+
+    up: int                  # exchanges in which clients send
+    packets: Integers        # (nodes,) of each client, at most `up`; of the server: exchanges down
+    copies: int              # of the server's packets, one per client that receives one
+    bytes: Floats            # (nodes,) of each node's packets, each counted once
+    compute: Floats          # (nodes,) seconds
+
+    @property
+    def exchanges(self) -> int:
+        return self.up + int(self.packets[-1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +149,7 @@ def replay(profile: Profile, neighbours: Sequence[Sequence[int]], intervals: Seq
     """Return the time at which the last node reaches the end of each interval, in seconds."""
     nodes = len(neighbours)
     links = build_links(profile, neighbours)
-    speed = profile.compute * _slow_down(profile, nodes)
+    speed = _find_speeds(profile, nodes) * _slow_down(profile, nodes)
     ready, free, times = np.zeros(nodes), np.zeros(nodes), np.empty(len(intervals))
     draws = _Draws(profile, nodes, links.receivers.size)
     for number, interval in enumerate(intervals):
@@ -136,6 +165,60 @@ def replay(profile: Profile, neighbours: Sequence[Sequence[int]], intervals: Seq
                 )
         times[number] = ready.max()
     return times
+
+
+def replay_star(profile: Profile, clients: int, intervals: Sequence[StarInterval]) -> Floats:
+    """Return the time at which the last node of a star reaches the end of each interval, in seconds."""
+    server = clients
+    links = build_links(profile, ((server,),) * clients + (tuple(range(clients)),))
+    speed = _find_speeds(profile, clients + 1) * np.append(_slow_down(profile, clients), 1.0)      # no slow server
+    ready, free, times = np.zeros(clients + 1), np.zeros(clients + 1), np.empty(len(intervals))
+    draws = _Draws(profile, clients + 1, links.receivers.size)
+    for number, interval in enumerate(intervals):
+        down = int(interval.packets[server])
+        seconds = speed * interval.compute
+        turns = np.append(np.full(clients, interval.up), down)         # of computing; a client computes in its own ones
+        ready += np.where(turns == 0, seconds, 0.0)
+        compute = seconds / np.maximum(turns, 1)
+        size = interval.bytes / np.maximum(interval.packets, 1)
+        sends, receives = _spread_interval(interval)
+        clock = np.array([interval.up if down else 0, 0, 0], dtype=np.int64)
+        for factors in draws.draw(interval.exchanges):
+            _star_kernel()(
+                ready, free, compute, size, interval.up, down, *sends, *receives, clock,
+                links.times, links.latency, links.rate, *factors,
+            )
+        times[number] = ready.max()
+    return times
+
+
+def _spread_interval(interval: StarInterval) -> tuple[tuple[Integers, Integers], tuple[Integers, Integers]]:
+    """Return (count, first) of the exchanges up, and of those down, in which each client takes part.
+
+    The clients of an exchange down are those of the next one up if the numbers allow it, as in all methods here.
+    """
+    sent, down = interval.packets[:-1], int(interval.packets[-1])
+    sends = _spread(sent, interval.up)
+    if down == interval.up and interval.copies == sent.sum():
+        return sends, sends
+    each, rest = divmod(interval.copies, max(sent.size, 1))
+    received = np.minimum(each + (np.arange(sent.size) < rest), down)
+    return sends, _spread(received, down)
+
+
+def _spread(counts: Integers, exchanges: int) -> tuple[Integers, Integers]:
+    """Spread the packets of clients evenly over exchanges: client i takes part in count_i of them, from first_i on.
+
+    The packets of all clients, one after the other, are dealt to the exchanges in turn. So every exchange has the mean
+    number of clients, rounded up or down, and no client is twice in one.
+    """
+    counts = counts.astype(np.int64)
+    return counts, (np.cumsum(counts) - counts) % max(exchanges, 1)
+
+
+def _find_speeds(profile: Profile, nodes: int) -> Floats:
+    """Return (nodes,) multiples of the measured computing times; a list repeats over the nodes."""
+    return np.resize(np.asarray(profile.compute, dtype=np.float64), nodes)
 
 
 def _slow_down(profile: Profile, nodes: int) -> Floats:
@@ -178,13 +261,22 @@ class _Draws:
 
 @cache
 def _kernel() -> Any:
-    """Compile the recursion, with a cache on disk where that is possible; numba is imported when it is needed."""
+    return _compile(_run_exchanges)
+
+
+@cache
+def _star_kernel() -> Any:
+    return _compile(_run_star)
+
+
+def _compile(function: Callable[..., None]) -> Any:
+    """Compile a recursion, with a cache on disk where that is possible; numba is imported when it is needed."""
     import numba
 
     try:
-        return numba.njit(nogil=True, cache=True)(_run_exchanges)
+        return numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:
-        return numba.njit(nogil=True)(_run_exchanges)
+        return numba.njit(nogil=True)(function)
 
 
 def _run_exchanges(
@@ -215,3 +307,46 @@ def _run_exchanges(
             free[i] = at
         for i in range(nodes):
             ready[i] = arrived[i]
+
+
+def _run_star(
+    ready: Floats, free: Floats, compute: Floats, size: Floats, up: int, down: int,
+    sends: Integers, first_sent: Integers, receives: Integers, first_received: Integers, clock: Integers,
+    times: Floats, latency: Floats, rate: Floats, exchanges: int, compute_factor: Floats, latency_factor: Floats,
+) -> None:
+    """Run exchanges of a star; `ready`, `free` and `clock` are updated.
+
+    The links are those of the clients to the server, then those of the server, in the order of the clients. `clock` is
+    (balance, exchanges up, exchanges down): balance spreads the exchanges down evenly among all, the first one down.
+    """
+    server, segments = ready.size - 1, times.size
+    for exchange in range(exchanges):
+        clock[0] += down
+        is_down = clock[0] >= up + down
+        if is_down:
+            clock[0] -= up + down
+            seconds = compute[server]
+            if compute_factor.size:
+                seconds *= compute_factor[exchange, server]
+            ready[server] += seconds                                  # done_s
+            free[server] = max(ready[server], free[server])           # start_s
+        for i in range(server):
+            if is_down and (clock[2] - first_received[i]) % down >= receives[i]:
+                continue
+            if not is_down and (clock[1] - first_sent[i]) % up >= sends[i]:
+                continue
+            sender, link = (server, server + i) if is_down else (i, i)
+            if not is_down:
+                seconds = compute[i]
+                if compute_factor.size:
+                    seconds *= compute_factor[exchange, i]
+                ready[i] += seconds                                   # done_i
+                free[i] = max(ready[i], free[i])                      # start_i
+            segment = np.searchsorted(times, free[sender], side="right") - 1 if segments > 1 else 0
+            delay = latency[segment, link]
+            if latency_factor.size:
+                delay *= latency_factor[exchange, link]
+            free[sender] += size[sender] / rate[segment, link]        # sent_si or sent_is
+            receiver = i if is_down else server
+            ready[receiver] = max(ready[receiver], free[sender] + delay)
+        clock[2 if is_down else 1] += 1

@@ -7,10 +7,12 @@ announce is bounded, and no error quotes a trace, which may be another file than
 
 import csv
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,14 +20,14 @@ from dbo.platform.config import yaml_io
 from dbo.platform.config.paths import expand_user
 from dbo.platform.config.validation import build, pick, validate
 from dbo.platform.errors import InputError
-from dbo.platform.network.timing import Floats, Interval, Profile, TraceRow
-from dbo.platform.network.timing import replay as compute_times
+from dbo.platform.network.timing import Floats, Interval, Profile, StarInterval, TraceRow, replay_star
+from dbo.platform.network.timing import replay as replay_graph
 from dbo.platform.network.topology import TOPOLOGIES
 from dbo.platform.regular_files import open_regular
 from dbo.platform.runs.atomic_io import read_bounded
 from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.run_folder import RunFolder, iterate_metrics, read_experiment, read_metrics, read_network
-from dbo.platform.runs.schema import Record, RecordedNetwork, Target, section
+from dbo.platform.runs.schema import BLOCK_NODES, BLOCK_SECONDS, Record, RecordedNetwork, Target, section
 
 _PROFILES = Path(__file__).parents[1] / "network" / "profiles"
 _TRACE_COLUMNS = ("seconds", "from", "to", "latency_ms", "bandwidth_mbit")
@@ -131,7 +133,7 @@ class Traffic:
 
     records: list[Record]                   # the evaluations; records[0] is the start
     neighbours: tuple[tuple[int, ...], ...]
-    intervals: tuple[Interval, ...]         # one less than records
+    intervals: tuple[Interval, ...] | tuple[StarInterval, ...]      # one less than records
     has_compute: bool                       # computing times were measured; else they are estimated
 
     def up_to(self, target: Target) -> "Traffic | None":
@@ -147,7 +149,12 @@ class Traffic:
         times = len({row.seconds for row in profile.trace})
         if times * sum(map(len, self.neighbours)) > _MAX_TRACE_CELLS:
             raise InputError(f"--network: a trace that changes at {times} times is too long for a graph of this size")
-        return np.concatenate([[0.0], compute_times(profile, self.neighbours, self.intervals)])
+        star = [interval for interval in self.intervals if isinstance(interval, StarInterval)]
+        graph = [interval for interval in self.intervals if isinstance(interval, Interval)]
+        seconds = (
+            replay_star(profile, len(self.neighbours) - 1, star) if star
+            else replay_graph(profile, self.neighbours, graph))
+        return np.concatenate([[0.0], seconds])
 
     @property
     def steps(self) -> int:
@@ -163,26 +170,86 @@ def read_traffic(folder: Path) -> Traffic:
     network = read_network(folder)
     if network is None or not records:
         raise InputError(f"{folder}: nothing to replay; the run has no evaluation")
-    sent = _read_sent(files.nodes, network.nodes, len(records))
-    nodes = sent[0].size
-    # The packets of all nodes over their number: every node takes part in every exchange.
-    packets = _read_numbers(files.metrics, records, "packets", default=0.0)
-    exchanges = [math.ceil(count / nodes) for count in packets]
-    compute = [_find_compute(record, nodes) for record in records]
-    has_compute = all(one is not None for one in compute)
+    has_server = network.server is not None
+    if has_server and (network.nodes < 2 or network.server != network.nodes - 1):
+        raise InputError(f"{folder}: nothing to replay; the server must be the last of at least two nodes")
+    sent = _read_sent(files.nodes, network.nodes, len(records), has_server)
+    nodes = sent[0].bytes.size
+    measured = [_find_compute(record, nodes, has_server) for record in records]
+    compute = [one for one in measured if one is not None]
+    has_compute = len(compute) == len(records)
     if not has_compute:
-        compute = [np.full(nodes, spent / nodes) for spent in _read_numbers(files.metrics, records, "seconds")]
-    steps = zip(exchanges, exchanges[1:], sent, sent[1:], compute, compute[1:], strict=False)
-    intervals = tuple(
-        Interval(after - before, bytes_after - bytes_before, np.maximum(spent_after - spent_before, 0.0))
-        for before, after, bytes_before, bytes_after, spent_before, spent_after in steps
-        if spent_after is not None and spent_before is not None
+        seconds = _read_numbers(files.metrics, records, "seconds")
+        compute = [_share([spent], [nodes], has_server) for spent in seconds]
+    spent = [np.maximum(after - before, 0.0) for before, after in pairwise(compute)]
+    traffic = Traffic(
+        records,
+        _find_neighbours(folder, network) if nodes > 1 else ((),),
+        _find_star_intervals(folder, records, sent, spent) if has_server
+        else _find_intervals(files.metrics, records, sent, spent),
+        has_compute,
     )
-    neighbours = _find_neighbours(folder, network) if nodes > 1 else ((),)
-    traffic = Traffic(records, neighbours, intervals, has_compute)
     if traffic.steps > _MAX_STEPS:
         raise InputError(f"{folder}: {traffic.steps:.1e} node updates are too many to replay")
     return traffic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sent:
+    """What the nodes have sent up to an evaluation. Packets are read for stars only."""
+
+    bytes: Floats                   # (nodes,)
+    packets: Floats | None          # (nodes,)
+    exchanges: int | None           # of the network; None: the method does not declare them
+
+
+def _find_intervals(
+    path: Path, records: Sequence[Record], sent: Sequence[_Sent], compute: Sequence[Floats]
+) -> tuple[Interval, ...]:
+    """Return the traffic of a graph: every node takes part in every exchange."""
+    nodes = sent[0].bytes.size
+    exchanges = [math.ceil(count / nodes) for count in _read_numbers(path, records, "packets", default=0.0)]
+    return tuple(
+        Interval(last - first, after.bytes - before.bytes, spent)
+        for (first, last), (before, after), spent in zip(pairwise(exchanges), pairwise(sent), compute, strict=True)
+    )
+
+
+def _find_star_intervals(
+    folder: Path, records: Sequence[Record], sent: Sequence[_Sent], compute: Sequence[Floats]
+) -> tuple[StarInterval, ...]:
+    """Return the traffic of a star; an InputError refuses a run of a version that did not record packets per node."""
+    if any(one.packets is None for one in sent):
+        raise InputError(
+            f"{folder}: cannot be replayed: its version of dbo did not record the packets of a star; run it again")
+    copied = _read_numbers(RunFolder(folder).metrics, records, "bytes_down")
+    return tuple(
+        _find_star_interval(folder, record, before, after, received, spent)
+        for record, (before, after), received, spent in zip(
+            records[1:], pairwise(sent), np.diff(copied).tolist(), compute, strict=True)
+    )
+
+
+def _find_star_interval(
+    folder: Path, record: Record, before: _Sent, after: _Sent, bytes_down: float, compute: Floats
+) -> StarInterval:
+    """Return what a star sent between two evaluations.
+
+    The clients that an exchange down reaches are the bytes that they received, over those that the server sent.
+    """
+    assert before.packets is not None, "the caller has checked this"
+    assert after.packets is not None, "the caller has checked this"
+    packets, size = (after.packets - before.packets).astype(np.int64), after.bytes - before.bytes
+    *clients, down = packets.tolist()
+    copies = round(bytes_down / size[-1] * down) if size[-1] > 0 else 0
+    if before.exchanges is not None and after.exchanges is not None:
+        up = after.exchanges - before.exchanges - down
+    else:       # clients that receive a packet also answer it
+        up = max(*clients, 0, round(sum(clients) * down / copies) if copies else 0)
+    is_possible = min(*clients, down) >= 0 and max(clients) <= up and copies <= down * len(clients)
+    if not is_possible or (size < 0).any() or ((size > 0) != (packets > 0)).any():
+        raise InputError(f"{folder}: round {record['round']}: packets, bytes and exchanges contradict one another")
+    return StarInterval(up, packets, copies, size, compute)
 
 
 def _read_numbers(path: Path, records: Sequence[Record], name: str, default: float | None = None) -> list[float]:
@@ -207,36 +274,69 @@ def _to_floats(values: Any) -> Floats | None:
     return array if np.isfinite(array).all() else None
 
 
-def _read_sent(path: Path, nodes: int, evaluations: int) -> list[Floats]:
-    """Return for each evaluation the bytes of every node so far; a method on a single machine has one row."""
-    rows: list[Floats] = []
+def _read_sent(path: Path, nodes: int, evaluations: int, has_server: bool) -> list[_Sent]:
+    """Return for each evaluation what every node has sent so far; a method on a single machine has one row."""
+    rows: list[_Sent] = []
     for number, record in enumerate(iterate_metrics(path)):
         if number == evaluations:
             break
-        sent = record.get("bytes")
-        try:
-            row = read_sent(record) if isinstance(sent, str) else _to_floats(sent)
-        except ValueError:
-            row = None
-        if row is None or row.shape not in ((nodes,), (1,)) or row.shape != (rows or [row])[0].shape:
+        row = _read_counts(record, "bytes")
+        allowed = {rows[0].bytes.size} if rows else {nodes} if has_server else {nodes, 1}
+        if row is None or row.size not in allowed:
             raise InputError(f"{path}: round {record['round']}: bytes must be a number per node")
-        rows.append(row)
+        packets, exchanges = None, record.get("exchanges")
+        if has_server and "packets" in record:
+            packets = _read_counts(record, "packets")
+            if packets is None or packets.size != nodes or not (np.abs(packets) <= _MAX_NUMBER).all():
+                raise InputError(f"{path}: round {record['round']}: packets must be a number per node")
+        if exchanges is not None and not (type(exchanges) is int and 0 <= exchanges <= _MAX_NUMBER):
+            raise InputError(f"{path}: round {record['round']}: exchanges must be a number")
+        rows.append(_Sent(row, packets, exchanges))
     if len(rows) < evaluations:
         raise InputError(f"{path}: nothing to replay; {len(rows)} lines for {evaluations} evaluations")
     return rows
 
 
-def _find_compute(record: Record, nodes: int) -> Floats | None:
-    """Return (nodes,) seconds of computing since the start; rows of one block share its time."""
-    per_block = _to_floats(record.get("block_seconds"))
-    if per_block is None or not 0 < per_block.size <= nodes:
+def _read_counts(record: Record, key: Literal["bytes", "packets"]) -> Floats | None:
+    """Return a number per node, packed or not; None if it is anything else."""
+    counts = record.get(key)
+    try:
+        row = read_sent(record, key) if isinstance(counts, str) else _to_floats(counts)
+    except ValueError:
         return None
-    sizes = np.array([len(part) for part in np.array_split(np.arange(nodes), per_block.size)])   # as blocks are packed
-    return np.repeat(per_block / sizes, sizes)
+    return row if row is not None and row.ndim == 1 else None
+
+
+def _find_compute(record: Record, nodes: int, has_server: bool) -> Floats | None:
+    """Return (nodes,) seconds of computing since the start, from the times and the sizes of the blocks."""
+    per_block = _to_floats(record.get(BLOCK_SECONDS))
+    if per_block is None or per_block.ndim != 1 or not 0 < per_block.size <= nodes:
+        return None
+    sizes = record.get(BLOCK_NODES)
+    if sizes is None:           # of an older version, which packed a graph like this
+        sizes = [len(part) for part in np.array_split(np.arange(nodes), per_block.size)]
+    if not (isinstance(sizes, list) and len(sizes) == per_block.size and sum(map(_to_size, sizes)) == nodes):
+        return None
+    return _share(per_block.tolist(), sizes, has_server)
+
+
+def _to_size(value: Any) -> int:
+    return value if type(value) is int and value > 0 else sys.maxsize
+
+
+def _share(per_block: Sequence[float], sizes: Sequence[int], has_server: bool) -> Floats:
+    """Share the time of each block equally among its nodes. A server in a block with clients computes next to nothing.
+    """
+    shares = [np.full(size, spent / size) for spent, size in zip(per_block, sizes, strict=True)]
+    if has_server and sizes[-1] > 1:
+        shares[-1] = np.append(np.full(sizes[-1] - 1, per_block[-1] / (sizes[-1] - 1)), 0.0)
+    return np.concatenate(shares)
 
 
 def _find_neighbours(folder: Path, network: RecordedNetwork) -> tuple[tuple[int, ...], ...]:
     """Return the neighbours of each node; a graph too large to be recorded is built again."""
+    if network.server is not None:
+        return ((network.server,),) * network.server + (tuple(range(network.server)),)
     near: list[set[int]] = [set() for _ in range(network.nodes)]
     for i, j in network.edges if network.edges is not None else _build_edges(folder, network.nodes):
         near[i].add(j)

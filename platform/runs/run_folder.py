@@ -539,7 +539,7 @@ def build_history(records: Sequence[Record]) -> "pd.DataFrame":
     import pandas as pd
 
     found = dict.fromkeys(key for record in records for key in record)
-    extra = [key for key in found if key not in (*COLUMNS, schema.BLOCK_SECONDS)]
+    extra = [key for key in found if key not in (*COLUMNS, *schema.BLOCK_LISTS)]
     return pd.DataFrame(list(records), columns=[*COLUMNS[:-1], *extra, COLUMNS[-1]])
 
 

@@ -100,7 +100,10 @@ OPTIONAL = (*CLOSED_FORMS, *PSI, *STAR_COLUMNS, "tune_loss", "tune_accuracy", *(
 COLUMNS = tuple(name for name in METRICS if name not in OPTIONAL)              # of every run
 RENAMED = {"hypergradient_norm": "direction_norm"}                             # in files of older versions
 BLOCK_SECONDS = "block_seconds"         # computing time of each block: a list in a line of metrics.jsonl, no column
-CLOCKS = ("seconds", "timestamp", BLOCK_SECONDS)        # all else is the same in every repetition of a run
+BLOCK_NODES = "block_nodes"             # the number of nodes of each block, likewise a list
+BLOCK_LISTS = (BLOCK_SECONDS, BLOCK_NODES)
+# What depends on the machine and the engine; all else is the same in every repetition of a run.
+CLOCKS = ("seconds", "timestamp", *BLOCK_LISTS)
 # Oracle calls in partial gradients: a Hessian- or Jacobian-vector product by automatic differentiation costs about two.
 ORACLE_WEIGHTS = {"gradient_calls": 1, "hvp_calls": 2, "jvp_calls": 2}
 _COSTS_OF_TARGET = ("round", "bytes_links", "bytes_broadcast", "comm_mb", "paper_megabytes", "seconds")

@@ -17,7 +17,7 @@ from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.recovery import Fail, decide
 from dbo.platform.runs.result import RunCallback
 from dbo.platform.runs.run_folder import Position, RunFolder, iterate_metrics
-from dbo.platform.runs.schema import BLOCK_SECONDS, Record, Recovery
+from dbo.platform.runs.schema import BLOCK_NODES, BLOCK_SECONDS, Record, Recovery
 from dbo.platform.runs.stop_rule import StopRule
 from dbo.tasks.api import Problem
 
@@ -113,14 +113,23 @@ class TrainingLoop:
             measured |= self._evaluate_psi(is_last=True)
         record = {
             "round": round_, "seconds": self.progress.training, **measured,
-            BLOCK_SECONDS: self.progress.sum_computing(self.engine.compute_seconds()), "timestamp": time.time(),
+            BLOCK_SECONDS: self.progress.sum_computing(self.engine.compute_seconds()),
+            BLOCK_NODES: [len(ids) for ids in self.engine.blocks], "timestamp": time.time(),
         }
+        nodes |= self._count_packets(round_)
         self.folder.append(record, {"round": round_, **nodes})
         self.progress.evaluated.add(record)
         self.callback.on_evaluation(record)
         self.engine.export_metrics({**record, "rounds": self.experiment.rounds, "nodes": nodes})
         self.progress.evaluating += time.perf_counter() - start
         return reason
+
+    def _count_packets(self, round_: int) -> Record:
+        """Return the packets of every node, and the exchanges of the network if the method declares them."""
+        parts = self.experiment.parts
+        declared = parts.algorithm.packets
+        exchanges = {} if declared is None else {"exchanges": round_ * int(declared(parts.config))}
+        return {"packets": self.engine.ledger().packets.tolist(), **exchanges}
 
     def _needs_psi(self, round_: int, is_last: bool) -> bool:
         """Decide by the round alone, so that a resumed run has ψ in the same evaluations."""

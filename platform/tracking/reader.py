@@ -30,7 +30,7 @@ from dbo.platform.runs.run_folder import (
     read_summary,
 )
 from dbo.platform.runs.schema import (
-    BLOCK_SECONDS,
+    BLOCK_LISTS,
     COLUMNS,
     Event,
     Group,
@@ -122,7 +122,7 @@ class Points:
 def select_metrics(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield at most MAX_KEYS metrics of an evaluation, finite ones only: MLflow stores infinity as a large number."""
     common = [key for key in COLUMNS if key not in ("round", "timestamp")]
-    extra = [key for key in record if key not in (*COLUMNS, BLOCK_SECONDS)]
+    extra = [key for key in record if key not in (*COLUMNS, *BLOCK_LISTS)]
     for key in (*common, *extra)[:MAX_KEYS]:
         value = record.get(key)
         if isinstance(value, int | float) and math.isfinite(value):

@@ -1,6 +1,7 @@
 """`dbo replay` from the outside."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,25 @@ def test_csv_has_every_evaluation(comparison: Path, dbo: Any, tmp_path: Path) ->
     rows = list(csv.DictReader((tmp_path / "t.csv").open()))
     assert len(rows) == 3 * 2 * 5
     assert {row["network"] for row in rows} == {"wan", "radio"}
+
+
+def test_a_star_of_an_older_version_is_refused_in_one_line(dbo: Any, tmp_path: Path) -> None:
+    """Control: the same run is replayed as long as it has its packets."""
+    done = dbo("run", "algorithm=simfbo", "task=quadratic", "nodes=3", "rounds=2", "engine=local", "tracking.uri=off",
+               "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.err
+    command = ["replay", str(tmp_path / "run"), "--target", "lower_loss=1e9"]
+    assert dbo(*command).code == 0
+    nodes = tmp_path / "run" / "nodes.jsonl"
+    nodes.write_text("".join(
+        json.dumps({key: value for key, value in json.loads(line).items() if key != "packets"}) + "\n"
+        for line in nodes.read_text().splitlines()))
+    (tmp_path / "run" / "manifest.json").unlink()
+    done = dbo(*command)
+    assert done.code == 2
+    assert done.err.strip().endswith(
+        "run: cannot be replayed: its version of dbo did not record the packets of a star; run it again")
+    assert len(done.err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ from dbo.platform.engine.ray_actor import BlockActor, Reached
 from dbo.platform.engine.ray_engine import RayEngine
 from dbo.platform.engine.shard_wrappers import pool_nodes
 from dbo.platform.errors import NodeFailure, RunError
+from dbo.platform.network.timing import Profile
 from dbo.platform.network.topology import single_node
+from dbo.platform.runs.replay import read_traffic
+from dbo.platform.runs.run_folder import read_metrics
 from dbo.platform.runs.runner import prepare, run
 
 pytestmark = pytest.mark.ray
@@ -60,6 +63,25 @@ def assert_ray_equals_local(folder: Path, name: str, **changes: Any) -> None:
         np.testing.assert_allclose(on_ray.state[key], local.state[key], rtol=1e-10, atol=1e-12)
     for key in ("bytes_links", "bytes_broadcast", "packets", "gradient_calls", "hvp_calls", "jvp_calls"):
         assert list(on_ray.history[key]) == list(local.history[key])
+
+
+@pytest.mark.parametrize("transport", ["auto", "object_store"])
+def test_ray_records_the_traffic_of_a_star_like_local(ray: Any, tmp_path: Path, transport: str) -> None:
+    """Bytes, packets and exchanges are the same; blocks differ, and the server has one of its own."""
+    changes: dict[str, Any] = {"algorithm": {"name": "fednest", "participation": 0.5}, "eval_every": 2}
+    engines = {"ray": {"name": "ray", "nodes_per_actor": 3, "transport": transport}, "local": {"name": "local"}}
+    for name, engine in engines.items():
+        run(experiment(engine=engine, **changes), tmp_path / name)
+    on_ray, local = (
+        [json.loads(line) for line in (tmp_path / name / "nodes.jsonl").read_text().splitlines()] for name in engines)
+    assert len(local) == 4
+    for key in ("round", "bytes", "packets", "exchanges", "channels"):
+        assert [line[key] for line in on_ray] == [line[key] for line in local]
+    assert len(set(local[-1]["packets"])) > 2
+    assert read_metrics(tmp_path / "ray" / "metrics.jsonl")[-1]["block_nodes"] == [2, 2, 1]
+    assert read_metrics(tmp_path / "local" / "metrics.jsonl")[-1]["block_nodes"] == [5]
+    times = [read_traffic(tmp_path / name).replay(Profile(latency_ms=7, compute=0)) for name in engines]
+    np.testing.assert_array_equal(*times)
 
 
 @pytest.mark.parametrize("name", list(algorithms()))

@@ -27,6 +27,19 @@ def test_packed_bytes_are_read_back(tmp_path: Path, nodes: int) -> None:
     assert found.astype(np.int64).tolist() == sent
 
 
+def test_packets_are_packed_like_bytes() -> None:
+    """On a graph they are the same for all nodes, and take next to nothing; few nodes stay readable."""
+    packed = pack_line({"bytes": [7] * 10_000, "packets": [40_000] * 10_000})
+    assert len(packed["packets"]) < 200
+    found = read_sent(packed, "packets")
+    assert found is not None
+    assert found.tolist() == [40_000] * 10_000
+    assert pack_line({"packets": [3, 4]}) == {"packets": [3, 4]}
+    assert read_sent({"bytes": [1]}, "packets") is None
+    with pytest.raises(ValueError, match="packets must be a number per node"):
+        read_sent({"bytes": [1], "packets": "no base64!"}, "packets")
+
+
 def test_10_000_nodes_take_a_third_of_the_space() -> None:
     """Counts of a run differ in their low bytes alone; control: the list of numbers."""
     sent = (2_000_000_000 + np.random.default_rng(0).integers(-3000, 3000, 10_000)).tolist()
