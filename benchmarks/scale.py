@@ -2,7 +2,8 @@
 
 Coefficient tuning on synthetic text of the digits' dimensions (64 features, 10 classes), K = 5, exponential graph. The
 ratios of one run: a node's share of a round relative to that with 1,000 nodes, and an evaluation relative to a round,
-of all nodes and of a sample. Then a whole run is recorded, lengthened to 400 evaluations, and read in every way.
+of all nodes and of a sample. Then a whole run is recorded, and its checkpoint is loaded and saved again. The run is
+lengthened to 400 evaluations, and read in every way.
 
     python benchmarks/scale.py [--quick] [--files]
 """
@@ -24,6 +25,7 @@ from dbo.dashboards.watch.runs import WatchedFolder
 from dbo.platform.config.engines import LocalSettings
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.engine.evaluation import evaluate
+from dbo.platform.runs.checkpoints import Checkpoints
 from dbo.platform.runs.node_lines import read_sent
 from dbo.platform.runs.replay import read_traffic
 from dbo.platform.runs.run_folder import RunFolder, read_metrics, read_summary
@@ -70,10 +72,32 @@ def measure_run(count: int, rounds: int) -> None:
         run(experiment, folder)
         checkpoint = sum(path.stat().st_size for path in folder.rglob("checkpoints/*/*"))
         print(f"  a checkpoint            {checkpoint / 1e6:9.2f} MB", flush=True)
+        measure_checkpoint(folder / "checkpoints", Path(temporary) / "again" / "checkpoints", repeats=3)
         measure_readers(folder)
         print(f"the same with {_LONG} evaluations, repeated from the last one", flush=True)
         repeat_last(folder, _LONG)
         measure_readers(folder)
+
+
+def measure_checkpoint(source: Path, target: Path, repeats: int) -> None:
+    """Print the least time to load the newest checkpoint, checksums included, and to save it elsewhere durably."""
+    loads, saves = [], []
+    for _ in range(repeats):
+        begin = _read_clocks()
+        checkpoint = Checkpoints(source, "", allow_other=True).load_latest()
+        loads.append(_read_clocks() - begin)
+        assert checkpoint is not None
+        begin = _read_clocks()
+        Checkpoints(target, checkpoint.trajectory).save(
+            checkpoint.round, ([block] for block in checkpoint.blocks), checkpoint.run)
+        saves.append(_read_clocks() - begin)
+    for what, times in (("load the checkpoint", loads), ("save a checkpoint", saves)):
+        wall, processor = np.min(times, axis=0)
+        print(f"  {what:<32}{wall:6.2f} s, {processor:6.2f} s of the processor", flush=True)
+
+
+def _read_clocks() -> np.ndarray:
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def repeat_last(folder: Path, evaluations: int) -> None:

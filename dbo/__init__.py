@@ -55,9 +55,11 @@ if TYPE_CHECKING:      # for type checkers and editors; `x as x` marks a re-expo
     from dbo.platform.errors import RunError as RunError
     from dbo.platform.network.topology import topology as topology
     from dbo.tasks.api import Batch as Batch
+    from dbo.tasks.api import DataSize as DataSize
     from dbo.tasks.api import Part as Part
     from dbo.tasks.api import Split as Split
     from dbo.tasks.api import TorchTask as TorchTask
+    from dbo.tasks.api import Work as Work
     from dbo.tasks.api import dataset as dataset
     from dbo.tasks.api import partition as partition
     from dbo.tasks.api import task as task
@@ -76,7 +78,7 @@ _PLACES = {
         "exchange", "mean", "mean_of_clients", "mix", "round_key", "sample_clients", "server_row",
     ),
     "dbo.platform.network.topology": ("topology",),
-    "dbo.tasks.api": ("Batch", "Part", "Split", "TorchTask", "dataset", "partition", "task"),
+    "dbo.tasks.api": ("Batch", "DataSize", "Part", "Split", "TorchTask", "Work", "dataset", "partition", "task"),
     "dbo.tasks.torch_losses": ("linear_cross_entropy",),
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names}

@@ -21,6 +21,7 @@ from dbo.tasks.torch_task import Batch, TorchTask
 from dbo.tasks.trees import TreeSpec, flatten
 
 _PARTS = ("train", "val", "test")
+_CHUNK = 1 << 18      # entries of models, or of their inputs, whose losses are computed together
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,12 @@ class TorchProblem(Problem):
         shard = self._tune_shard
         if shard is None:
             return None
-        return np.array([shard.f(x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))])
+        entries = max(shard.upper.inputs.numel(), self.dim_x + self.dim_y)
+        step = max(1, _CHUNK // max(1, entries)) if self.task.vectorize else 1
+        chunks = [(x[first : first + step], y[first : first + step]) for first in range(0, len(x), step)]
+        return np.concatenate([
+            replace(shard, upper=shard.upper.repeat(len(rows[0]))).f(*rows) for rows in chunks
+        ])
 
     @cached_property
     def _tune_shard(self) -> TorchShard | None:

@@ -85,6 +85,13 @@ class LevelData:
         batch.cache.is_batch = True
         return batch
 
+    def repeat(self, rows: int) -> "LevelData":
+        """Return the samples of the only row for several rows, without a copy."""
+        assert len(self.sizes) == 1
+        data = self.inputs, self.labels, self.index
+        group = Group(None, *(tensor.expand(rows, *tensor.shape) for tensor in data))
+        return LevelData(*data, np.zeros(rows, dtype=np.int64), np.repeat(self.sizes, rows), (group,))
+
     def to(self, asarray: Callable[[Any], Any]) -> "LevelData":
         data = asarray(self.inputs), asarray(self.labels), asarray(self.index)
         order = np.argsort(self.starts, kind="stable")

@@ -36,10 +36,12 @@ def test_nodes_benchmark_runs() -> None:
 
 
 def test_scale_benchmark_runs() -> None:
-    """Many nodes: a node's share of a round, evaluations, sizes of files and times of readers are printed."""
+    """Many nodes: a node's share of a round, evaluations, sizes of files, times of checkpoints and of readers."""
     output = run_benchmark("scale.py")
     for ratio in ("a node's share, 1,000 : 100 nodes", "an evaluation of all nodes : a round"):
         assert re.search(re.escape(ratio) + JUDGED, output)
+    for what in ("load the checkpoint", "save a checkpoint"):
+        assert re.search(what + r" +\d+\.\d\d s, +\d+\.\d\d s of the processor", output)
     assert re.search(r"a line of nodes.jsonl +\d+\.\d kB", output)
     assert re.search(r"report +\d+\.\d\d s", output)
 

@@ -66,6 +66,34 @@ def test_the_examples_run_on_ray(tmp_path: Path, changes: dict[str, Any]) -> Non
     np.testing.assert_allclose(remote.state["y"], local.state["y"], rtol=1e-9, atol=1e-12)
 
 
+# ---- work of a run ---------------------------------------------------------------------------------------------------
+
+TASKS_PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+ESTIMATES = re.findall(r"^    (def (?:estimate_work|size)\(.*)\n    (    return .*)$", PAGE, re.MULTILINE)
+CASES = [("tuned", "tuned", ESTIMATES[0]), ("rings", {"name": "coefficient_tuning", "dataset": "rings"}, ESTIMATES[1])]
+
+
+@pytest.mark.parametrize(("name", "task", "lines"), CASES, ids=["task", "data set"])
+def test_two_lines_keep_a_short_run_from_ray(dbo: Command, tmp_path: Path, name: str, task: Any, lines: Any) -> None:
+    """The page's lines at the end of its example; control: the example without them, and with many rounds."""
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    file = tmp_path / f"{name}.py"
+    settings: dict[str, Any] = {"plugins": [str(file)], "task": task, "nodes": 4, "rounds": 3}
+    file.write_text(text)
+    assert Experiment(**settings).engine["name"] == "ray"
+    file.write_text("\n".join([text, *(f"    {line}" for line in lines), ""]))
+    assert Experiment(**{**settings, "rounds": 1_000_000}).engine["name"] == "ray"
+    chosen = Experiment(**{**settings, "tracking": {"uri": "off"}, "algorithm": {"name": "c2dfb", "eta_in": 0.1}})
+    assert chosen.engine["name"] == "local"
+    run(chosen, tmp_path / "run")
+    assert "name: local" in (tmp_path / "run" / "experiment.yaml").read_text(encoding="utf-8")
+
+
+def test_both_pages_have_the_same_lines() -> None:
+    assert [first.partition("(")[0] for first, _ in ESTIMATES] == ["def estimate_work", "def size"]
+    assert "\n".join(f"    {line}" for line in ESTIMATES[0]) in TASKS_PAGE
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 ERRORS = re.findall(r"^    (dbo: .*)$", PAGE, re.MULTILINE)

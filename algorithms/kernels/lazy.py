@@ -288,6 +288,7 @@ def _compute(group: list[_Sum]) -> dict[_Sum, Any]:
     results = {}
     for total in group:
         results[total] = torch_sums.evaluate(total.shape, total.dtype, list(_flatten(total, 1.0, results)))
+        total.keep(results[total])      # what only this sum referred to is free before the next one is allocated
     return results
 
 

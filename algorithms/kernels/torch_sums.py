@@ -1,6 +1,8 @@
 """Evaluate linear combinations of rows that are torch tensors: in float64, rounded once, the same on every device.
 
 A range of columns at a time: their float64 sums stay in the device's cache, so each operand is read from memory once.
+A result never replaces an operand: torch does not tell whether another tensor or a NumPy array shares its storage. The
+memory of operands that nothing refers to any more returns to torch's allocator after each sum.
 """
 
 from collections.abc import Sequence

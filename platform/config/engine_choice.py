@@ -5,7 +5,8 @@ The rule looks at the experiment alone, so it gives the same answer on every mac
 1. A key of `engine` that only one engine has chooses it: `address`, `gpus_per_node`, `nodes_per_actor` and others are
    Ray's, `device` is the local engine's.
 2. Otherwise the local engine runs what it finishes sooner than Ray starts: an estimate of at most `RAY_START_SECONDS`.
-3. Work of unknown size (a plugin's task or data, samples from a file) runs on Ray.
+3. Work of unknown size runs on Ray: a plugin's task or data without an estimate, samples from a file. To know them,
+   data would have to be loaded, or a user's code run, for every experiment that is only read.
 
 The estimate is rounds × exchanges per round × (`EXCHANGE_SECONDS` + `OPERATION_SECONDS` × operations of an oracle call
 over all nodes + `ENTRY_SECONDS` × entries of all rows), and a share of it for every evaluation. The constants were

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from dbo.algorithms.api import COMPRESSORS
 from dbo.algorithms.registry import Algorithm, algorithms
+from dbo.components import name_method
 from dbo.parameters import declaration
 from dbo.platform.config import code_identity, models, paths, presets, tracking_uri, yaml_io
 from dbo.platform.config import overrides as overriding
@@ -35,10 +36,11 @@ from dbo.platform.config.schedules import Schedules, build_schedule, split_sched
 from dbo.platform.config.validation import DataclassInstance, build, format_error, list_parameters, pick, validate
 from dbo.platform.errors import InputError
 from dbo.platform.network.topology import TOPOLOGIES, Topology
-from dbo.tasks.api import Batches, DataSet, Partition, Task
+from dbo.tasks.api import Batches, DataSet, DataSize, Partition, Task, Work
 from dbo.tasks.registry import DATASETS, PARTITIONS, TASKS
 
 Section = dict[str, Any]
+Estimate = TypeVar("Estimate", DataSize, Work)
 COMPRESSOR_KEYS = ("compressor", "compressor_x")
 LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"      # of a variant: part of folder names
 # What does not determine the result. The values of a preset are part of the algorithm's section.
@@ -178,13 +180,12 @@ class Experiment(BaseModel):
     def _choose_engine(self, given: Section) -> Choice:
         """Choose the engine by the other sections."""
         task, data = self._build_task()
-        size = data.size() if data is not None and hasattr(data, "size") else None
         algorithm = algorithms()[self.algorithm["name"]]
         config, _ = _build_config(algorithm, self.algorithm)
         exchanges = _check_count(algorithm, "packets", algorithm.packets, config)
         if exchanges is None:
             exchanges = 1 + int(getattr(config, "inner_steps", 0))
-        work = task.estimate_work(self.nodes, size)
+        work = _estimate_work(task, data, self.nodes)
         return choose_engine(given, work, self.nodes, self.rounds, exchanges, self.rounds // self.eval_every)
 
     def _build_task(self) -> tuple[Task, DataSet | None]:
@@ -476,6 +477,30 @@ def _build_config(algorithm: Algorithm, section: Section) -> tuple[DataclassInst
             values[key] = build(f"algorithm.{key}", COMPRESSORS[compressor["name"]], compressor)
     config: DataclassInstance = build("algorithm", algorithm.config, values)
     return config, Schedules(schedules, automatic)
+
+
+def _estimate_work(task: Task, data: DataSet | None, nodes: int) -> Work | None:
+    """Return a task's own estimate of its work; refuse one that cannot be right before anything starts."""
+    has_size = data is not None and hasattr(data, "size")
+    size = _call_estimate("task.dataset", data, "size", DataSize) if has_size else None
+    return _call_estimate("task", task, "estimate_work", Work, nodes, size)
+
+
+def _call_estimate(key: str, component: Any, method: str, kind: type[Estimate], *arguments: Any) -> Estimate | None:
+    allowed = f"must return a dbo.{kind.__name__} of numbers ≥ 0, or None"
+    where = f"{key}: {name_method(component, method)}"
+    try:
+        found = getattr(component, method)(*arguments)
+    except Exception as error:
+        raise InputError(f"{where} fails with {type(error).__name__}: {error}; {allowed}") from error
+    if found is None:
+        return None
+    if not isinstance(found, kind) or not all(
+        (isinstance(value, Real) and float(value) >= 0) or (name == "nonzeros" and value is None)
+        for name, value in found._asdict().items()
+    ):
+        raise InputError(f"{where} returns {found!r:.80}; {allowed}")
+    return found
 
 
 def _check_count(

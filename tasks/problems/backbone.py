@@ -94,6 +94,15 @@ class Backbone:
                 activations.append(np.maximum(z, 0, out=z) if isinstance(z, np.ndarray) else xp.clip(z, 0))
         return activations
 
+    def forward_common(self, features: Array, x: Array) -> Array:
+        """Return φ_x of the same samples on every node, (nodes, samples, last width), for NumPy arrays."""
+        z = features
+        for weights, bias in self.layers(x):
+            z = np.matmul(z, weights)
+            z += bias
+            np.tanh(z, out=z) if self.activation == "tanh" else np.maximum(z, 0, out=z)
+        return z
+
     def backward(self, layout: Layout, activations: list[Any], x: Array, d: Array) -> Array:
         """Return the (nodes, dim) gradient in x of a function whose gradient in φ_x is d, (samples, last width).
 

@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +16,7 @@ from dbo.tasks.api import Array, Part, Problem, Shard, Split
 
 _MIN_MODELS = 4                        # fewer models are evaluated one by one
 _MAX_ENTRIES = 1 << 16                 # of models that are evaluated together
+_CHUNK = _MIN_MODELS * _MAX_ENTRIES    # entries of models, or of their activations, that are computed together
 _MODELS, _SAMPLES = 128, 256           # of a chunk: its scores fit into the cache
 
 
@@ -39,6 +40,14 @@ class ClassificationProblem(Problem, ABC):
     def scores(self, x: Array, y: Array, features: Array) -> Array:
         """Return the (samples, classes) scores of one model, given as 1-d arrays."""
 
+    @abstractmethod
+    def score_models(self, x: Array, y: Array, features: Any) -> Array:
+        """Return the (classes, samples, models) scores of several models, one per row."""
+
+    @abstractmethod
+    def count_entries(self, samples: int) -> int:
+        """Return how many entries of memory `score_models` needs for each model."""
+
     def node_parts(self, ids: Sequence[int]) -> tuple[list[Part], list[Part]]:
         """Return the train and the validation samples of these nodes."""
         return [self.samples.train.take(self.train[i]) for i in ids], [self.samples.val.take(self.val[i]) for i in ids]
@@ -57,18 +66,44 @@ class ClassificationProblem(Problem, ABC):
 
     def node_accuracy(self, x: Array, y: Array) -> Array:
         """Return the (models,) shares of correct predictions on the test samples."""
+        x, y = np.asarray(x), np.asarray(y)
         labels, features = self.samples.test.labels, self._test_features
-        found = [
-            np.mean(np.argmax(self.scores(x_row, y_row, features), axis=1) == labels)
-            for x_row, y_row in zip(np.asarray(x), np.asarray(y), strict=True)
-        ]
-        return np.array(found)
+        step = self._models_at_once(len(y), len(labels))
+        if not step:
+            return np.array([
+                np.mean(np.argmax(self.scores(x_row, y_row, features), axis=1) == labels)
+                for x_row, y_row in zip(x, y, strict=True)
+            ])
+
+        def count_hits(first: int) -> Array:
+            rows = slice(first, first + step)
+            is_hit = np.argmax(self.score_models(x[rows], y[rows], features), axis=0) == labels[:, None]
+            hits: Array = np.count_nonzero(is_hit, axis=0)
+            return hits
+
+        return _map_chunks(count_hits, len(y), step) / len(labels)
 
     def tune_losses(self, x: Array, y: Array) -> Array | None:
-        shard = self._tune_shard
-        if shard is None:
+        tune = self._tune_problem
+        if tune is None:
             return None
-        return np.array([shard.f(x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))])
+        labels, features = tune.samples.test.labels, tune._test_features
+        step = self._models_at_once(len(y), len(labels))
+        if not step:
+            shard = self._tune_shard
+            assert shard is not None
+            return np.array([shard.f(x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))])
+
+        def compute_losses(first: int) -> Array:
+            rows = slice(first, first + step)
+            return mean_losses(self.score_models(x[rows], y[rows], features), labels)
+
+        return _map_chunks(compute_losses, len(y), step)
+
+    def _models_at_once(self, models: int, samples: int) -> int:
+        """Return how many models to compute together; 0: compute them one by one."""
+        step = min(_MODELS, _CHUNK // self.count_entries(samples))
+        return 0 if min(models, step) < _MIN_MODELS else step
 
     def tune_accuracies(self, x: Array, y: Array) -> Array | None:
         tune = self._tune_problem
@@ -115,6 +150,14 @@ class LinearScores(ClassificationProblem, ABC):
         scores: Array = features @ y.reshape(-1, self.samples.classes)
         return scores
 
+    def score_models(self, x: Array, y: Array, features: Any) -> Array:
+        w = _join_columns(y, self.samples.classes)
+        scores: Array = (features @ w).reshape(features.shape[0], self.samples.classes, len(y))
+        return scores.transpose(1, 0, 2)
+
+    def count_entries(self, samples: int) -> int:
+        return max(self.dim_y, samples * self.samples.classes)
+
     def node_accuracy(self, x: Array, y: Array) -> Array:
         if len(y) < _MIN_MODELS or y.shape[1] > _MAX_ENTRIES:
             return super().node_accuracy(x, y)
@@ -143,7 +186,7 @@ def linear_accuracy(parts: Sequence[Array], y: Array, classes: int) -> Array:
     def count_hits(first: int) -> Array:
         chunk = y[first : first + _MODELS]
         apart = np.linalg.norm((chunk - mean).reshape(len(chunk), -1, classes), axis=1).max()
-        w = chunk.reshape(len(chunk), -1, classes).transpose(1, 2, 0).reshape(-1, classes * len(chunk))
+        w = _join_columns(chunk, classes)
         hits = np.zeros(len(chunk), dtype=np.int64)
         for label, level in enumerate(levels):
             near = level.count_near(float(apart))
@@ -153,11 +196,21 @@ def linear_accuracy(parts: Sequence[Array], y: Array, classes: int) -> Array:
                 hits += _count_hits((part @ w).reshape(len(part), classes, -1), label)
         return hits
 
-    firsts = range(0, len(y), _MODELS)
+    return _map_chunks(count_hits, len(y), _MODELS) / total
+
+
+def _join_columns(y: Array, classes: int) -> Array:
+    """Return (features, classes · models): the columns of all models, those of the first class first."""
+    return y.reshape(len(y), -1, classes).transpose(1, 2, 0).reshape(-1, classes * len(y))
+
+
+def _map_chunks(function: Callable[[int], Array], models: int, step: int) -> Array:
+    """Return what `function` gives for the first model of each chunk, joined; threads share many chunks."""
+    firsts = range(0, models, step)
     if len(firsts) < 4:
-        return np.concatenate([count_hits(first) for first in firsts]) / total
+        return np.concatenate([function(first) for first in firsts])
     with threadpool_limits(1), ThreadPoolExecutor(count_cores()) as pool:
-        return np.concatenate(list(pool.map(count_hits, firsts))) / total
+        return np.concatenate(list(pool.map(function, firsts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +261,15 @@ def count_cores() -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(allowed, int(limit)) if limit.isdigit() and int(limit) else allowed
+
+
+def mean_losses(scores: Array, labels: Array) -> Array:
+    """Return the (models,) mean cross-entropies for scores (classes, samples, models); means in float64."""
+    top = np.max(scores, axis=0)
+    losses: Array = np.log(np.sum(np.exp(scores - top), axis=0))
+    losses += top
+    losses -= scores[labels, np.arange(len(labels))]
+    return np.asarray(np.mean(losses, axis=0, dtype=np.float64))
 
 
 def accuracy_and_loss(scores: Array, labels: Array) -> tuple[float, float]:

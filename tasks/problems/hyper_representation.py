@@ -101,6 +101,15 @@ class HyperRepresentationProblem(ClassificationProblem):
         phi = self.backbone.forward(Layout.from_sizes([len(features)]), features, x[None])[-1]
         return phi @ y.reshape(-1, self.samples.classes)
 
+    def score_models(self, x: Array, y: Array, features: Any) -> Array:
+        phi = self.backbone.forward_common(features, x)
+        head = y.reshape(len(y), -1, self.samples.classes)
+        scores: Array = np.matmul(head.swapaxes(1, 2), phi.swapaxes(1, 2))
+        return scores.transpose(1, 2, 0)
+
+    def count_entries(self, samples: int) -> int:
+        return max(self.dim_x + self.dim_y, samples * max(*self.backbone.widths[1:], self.samples.classes))
+
     def shape(self) -> dict[str, Any]:
         return {**super().shape(), "widths": list(self.backbone.widths)}
 

@@ -1,18 +1,23 @@
 """Samples held out for tuning are in neither f, g nor test, and score a model by the code of the upper loss."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from dbo.tasks import torch_problem
 from dbo.tasks.api import Part, Setup, Split, TorchTask
 from dbo.tasks.datasets.digits import Digits
+from dbo.tasks.datasets.synthetic_text import SyntheticText
 from dbo.tasks.partitions import Iid
+from dbo.tasks.problems import classification
 from dbo.tasks.problems.coefficient_tuning import CoefficientTuning
+from dbo.tasks.problems.hyper_cleaning import HyperCleaning
 from dbo.tasks.problems.hyper_representation import HyperRepresentation
 from dbo.tasks.problems.quadratic import Quadratic
+from dbo.tasks.torch_shard import TorchShard
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,6 +35,13 @@ class Linear(TorchTask):
 
     def metrics(self, x: Any, y: Any, test: Any) -> Any:
         return {"test_loss": self.upper(x, y, test)}
+
+
+class SparseTuning(CoefficientTuning):
+    """Coefficient tuning on sparse features, whatever the data set."""
+
+    def build(self, setup: Setup) -> Any:
+        return CoefficientTuning.build(self, replace(setup, data=SyntheticText(features=40, classes=4, documents=900)))
 
 
 TASKS = [CoefficientTuning(), HyperRepresentation(), Linear()]
@@ -126,6 +138,61 @@ def test_tune_accuracy_is_the_accuracy_on_the_tune_part(task: Any) -> None:
     np.testing.assert_allclose(found, other.evaluate(x, y)["test_accuracy"], rtol=1e-12)
     assert not np.allclose(found, problem.evaluate(x, y)["test_accuracy"])
     assert whole.tune_accuracies(x, y) is None
+
+
+def make_models(problem: Any, count: int, dtype: Any = np.float64) -> tuple[Any, Any]:
+    """Return models around the start, one per row."""
+    rng, shard = np.random.default_rng(3), problem.shard([0])
+    x, y = (start + 0.1 * rng.standard_normal((count, start.shape[1])) for start in (shard.x0, shard.y0))
+    return x.astype(dtype), y.astype(dtype)
+
+
+MANY = [*TASKS, HyperRepresentation(activation="tanh"), HyperCleaning(), SparseTuning()]
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("float64", 1e-12), ("float32", 1e-6)])
+@pytest.mark.parametrize("task", MANY, ids=lambda task: type(task).__name__)
+def test_many_models_have_the_values_of_single_ones(task: Any, dtype: Any, close: float) -> None:
+    """Losses and accuracies on the tune part: 400 models, more than one chunk, against one after the other."""
+    problem = task.build(replace(make_setup(0.25), dtype=dtype))
+    x, y = make_models(problem, 400, dtype)
+    single = [problem._tune_shard.f(x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))]
+    np.testing.assert_allclose(problem.tune_losses(x, y), single, rtol=close)
+    if isinstance(task, TorchTask):
+        return
+    parts = [problem.tune_accuracies(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    np.testing.assert_array_equal(problem.tune_accuracies(x, y), np.concatenate(parts))
+    tests = [problem.evaluate(x[i : i + 1], y[i : i + 1])["test_accuracy"] for i in range(len(x))]
+    np.testing.assert_array_equal(problem.evaluate_nodes(x, y)["test_accuracy"], np.concatenate(tests))
+
+
+@pytest.mark.parametrize("task", MANY, ids=lambda task: type(task).__name__)
+def test_models_of_a_chunk_are_scored_by_one_call(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of calls is that of chunks, whose memory is bounded, not that of models."""
+    problem = task.build(make_setup(0.25))
+    calls: list[int] = []
+    kind, name = (TorchShard, "f") if isinstance(task, TorchTask) else (type(problem), "score_models")
+    original = getattr(kind, name)
+    monkeypatch.setattr(kind, name, lambda self, x, y, *more: calls.append(len(x)) or original(self, x, y, *more))
+    problem.tune_losses(*make_models(problem, 20))
+    assert calls == [20]
+    calls.clear()
+    problem.tune_losses(*make_models(problem, 1_000))
+    assert sum(calls) == 1_000
+    assert len(calls) <= 50
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_large_models_are_computed_one_by_one(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded: a chunk of models that are too large has one."""
+    monkeypatch.setattr(classification, "_CHUNK", 1)
+    monkeypatch.setattr(torch_problem, "_CHUNK", 1)
+    problem, counts = task.build(make_setup(0.25)), []
+    kind = type(problem._tune_shard)
+    original = kind.f
+    monkeypatch.setattr(kind, "f", lambda self, x, y: counts.append(len(x)) or original(self, x, y))
+    problem.tune_losses(*make_models(problem, 6))
+    assert counts == [1] * 6
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)

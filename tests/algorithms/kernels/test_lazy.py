@@ -1,5 +1,6 @@
 """Lazy sums of wide rows: one pass in float64, operands stay as they are, everything else sees arrays."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,41 @@ def test_recycled_memory_is_not_that_of_another_sum() -> None:
     exact = [row.astype(np.float64) for row in (a, b, c)]
     np.testing.assert_allclose(found[0], exact[0] + exact[1] - exact[2], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found[1], exact[0] + exact[1] + exact[2], rtol=1e-6, atol=1e-6)
+
+
+def test_tensors_that_nothing_refers_to_are_freed_before_the_next_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of tensors are computed one after the other; rows that only the first one needs end with it."""
+    from dbo.algorithms.kernels import torch_sums
+
+    a, b, c = (torch.from_numpy(rows) for rows in make_rows(3))
+    dying, shared = a.clone(), b.clone()
+    first, second = wrap(dying) + wrap(shared), wrap(shared) - wrap(c)
+    watched, alive = [weakref.ref(dying), weakref.ref(shared)], []
+    del dying, shared
+    original = torch_sums.evaluate
+
+    def evaluate(*arguments: Any) -> Any:
+        alive.append([reference() is not None for reference in watched])
+        return original(*arguments)
+
+    monkeypatch.setattr(torch_sums, "evaluate", evaluate)
+    found = unwrap_rows([first, second])
+    assert alive == [[True, True], [False, True]]
+    assert [reference() for reference in watched] == [None, None]
+    for rows, expected in zip(found, (a + b, b - c), strict=True):
+        np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_sum_of_tensors_replaces_no_operand() -> None:
+    """Views, detached tensors and NumPy arrays may share the memory of rows that nothing seems to refer to."""
+    for share in (lambda rows: rows[:1], lambda rows: rows.detach(), lambda rows: rows.numpy()):
+        tensor = torch.from_numpy(make_rows(1)[0].copy())
+        held, rows = share(tensor), wrap(tensor)
+        before = np.asarray(held).copy()
+        del tensor
+        rows = rows + rows
+        unwrap(rows)
+        np.testing.assert_array_equal(np.asarray(held), before)
 
 
 def test_several_sums_are_evaluated_together(passes: list[int]) -> None:

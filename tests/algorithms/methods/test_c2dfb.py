@@ -429,13 +429,22 @@ def tracker_error(rounds: int, reset_every: int) -> float:
     )
 
 
-def test_rounding_errors_do_not_accumulate() -> None:
-    """In float32 the trackers' error stops growing with `reset_every`; without it, it grows with every round."""
+@pytest.mark.parametrize("rows", ["narrow", "wide"])
+def test_rounding_errors_do_not_accumulate(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 the trackers' error stops growing with `reset_every`; without it, it grows with every round.
+
+    Wide rows too: their sums run in float64, but what is stored is rounded.
+    """
+    passes, evaluate = [], fused.evaluate
+    monkeypatch.setattr(fused, "evaluate", lambda *sums: passes.append(1) or evaluate(*sums))
+    if rows == "wide":
+        monkeypatch.setattr(fused, "MIN_ENTRIES", 1)      # every row
     kept = [tracker_error(rounds, reset_every=50) for rounds in (200, 800)]
     never = [tracker_error(rounds, reset_every=0) for rounds in (200, 800)]
     assert never[1] > 2.5 * never[0]
     assert kept[1] < 1.5 * kept[0]
     assert kept[1] < 0.25 * never[1]
+    assert bool(passes) == (rows == "wide")
 
 
 SWITCHES: dict[str, dict[str, Any]] = {

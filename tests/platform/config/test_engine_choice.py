@@ -35,6 +35,25 @@ def test_experiment_decides(settings: dict[str, Any], engine: str) -> None:
     assert chosen.engine_choice is not None
 
 
+@pytest.mark.parametrize(("body", "message"), [
+    ("1 / 0", r"fails with ZeroDivisionError"),
+    ("3.0", r"returns 3\.0; must return a dbo\.Work of numbers ≥ 0, or None"),
+    ("dbo.Work(-1, 2)", r"returns Work\(operations=-1, entries=2\); must"),
+    ("dbo.Work('1', 2)", r"must return a dbo\.Work"),
+    ("dbo.Work(float('nan'), 2)", r"must return a dbo\.Work"),
+])
+def test_a_wrong_estimate_is_refused(tmp_path: Path, body: str, message: str) -> None:
+    """One line with the file; control: None is allowed, the work is then unknown."""
+    file, head = tmp_path / "plugin.py", 'import dbo\n\n@dbo.task("estimated")\nclass Estimated(dbo.TorchTask):\n'
+    text = f'{head}    """A task."""\n    def estimate_work(self, nodes, data):\n        return '
+    file.write_text(f"{text}{body}\n")
+    settings: dict[str, Any] = {"plugins": [str(file)], "task": "estimated", "nodes": 4}
+    with pytest.raises(InputError, match=r"task: Estimated\.estimate_work \(.*plugin\.py, line 6\) .*" + message):
+        Experiment(**settings)
+    file.write_text(f"{text}None\n")
+    assert Experiment(**settings).engine["name"] == "ray"
+
+
 def test_boundary_is_the_start_of_ray() -> None:
     """More rounds never turn Ray into local, and the engine changes where the estimate passes the limit."""
     work = Work(operations=1e6, entries=700)
