@@ -1,6 +1,8 @@
 """Ranking of algorithms: who wins each criterion, with which interval, and which runs are compared."""
 
 import json
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,18 +90,27 @@ def test_tie_is_reported_as_a_tie(recorded: Path) -> None:
     assert ranking.ROUNDS.format_with_unit(1.0) == "1\u00a0round"
 
 
+def change_records(folder: Path, **values: float) -> None:
+    """Write values into all evaluations of a run."""
+    (folder / "manifest.json").unlink(missing_ok=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "sealed": False}))
+    records = [{**record, **values} for record in read_metrics(folder / "metrics.jsonl")]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def run_with_psi(folder: Path, values: Mapping[str, Sequence[float]]) -> None:
+    """Run each algorithm with a seed per value, and record these values of ψ."""
+    for name, many in values.items():
+        for seed, value in enumerate(many):
+            run(Experiment(**QUADRATIC, seed=seed, algorithm={"name": name}), folder / f"{name}-{seed}")
+            change_records(folder / f"{name}-{seed}", psi=value, psi_converged=1)
+
+
 def test_a_difference_within_its_interval_is_a_tie(tmp_path: Path) -> None:
     """Two algorithms whose order changes with the seed tie; one that is behind with every seed does not."""
     values = {"d_soba": [0.90, 0.92, 0.91], "sldbo": [0.91, 0.90, 0.915], "mdbo": [0.80, 0.81, 0.80]}
-    for name, many in values.items():
-        for seed, value in enumerate(many):
-            folder = tmp_path / f"{name}-{seed}"
-            run(Experiment(**QUADRATIC, seed=seed, algorithm={"name": name}), folder)
-            (folder / "manifest.json").unlink()
-            summary = json.loads((folder / "summary.json").read_text())
-            (folder / "summary.json").write_text(json.dumps({**summary, "sealed": False}))
-            records = [{**record, "psi": value} for record in read_metrics(folder / "metrics.jsonl")]
-            (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run_with_psi(tmp_path, values)
     runs = load_grouped(tmp_path)
     winner = ranking.find_winner(runs, runs.settings[0], ranking.PSI)
     assert winner is not None
@@ -108,6 +119,59 @@ def test_a_difference_within_its_interval_is_a_tie(tmp_path: Path) -> None:
     by_name = {group.algorithm: group for group in runs.seed_groups}
     assert ranking.PSI.is_tie(by_name["d_soba"], by_name["sldbo"])
     assert not ranking.PSI.is_tie(by_name["d_soba"], by_name["mdbo"])
+
+
+@pytest.mark.parametrize("target", [None, Target("psi", 0.95)])
+def test_psi_leads_and_has_no_winner_if_one_run_missed_its_tolerance(tmp_path: Path, target: Target | None) -> None:
+    """Also where ψ is the target. Nothing is bold in its column, and the run's value is marked."""
+    run_with_psi(tmp_path, {"d_soba": [0.90, 0.92], "sldbo": [0.95, 0.97]})
+    exact = load_grouped(tmp_path, target=target)
+    assert select_criteria(exact)[0] is ranking.PSI
+    assert [criterion.metric for criterion in select_criteria(exact)].count("psi") == 1
+    assert (build_cards(exact)[0].title, build_cards(exact)[0].winner) == ("Lowest final ψ", "d_soba")
+    assert [row.algorithm for row in build_rows(exact) if row.values[0].is_best] == ["d_soba"]
+    change_records(tmp_path / "sldbo-1", psi_converged=0, psi_residual=0.75)
+    runs = load_grouped(tmp_path, target=target)
+    card = build_cards(runs)[0]
+    assert (card.title, card.winner, card.value) == ("Final ψ", "", "no winner")
+    assert card.note == "approximate: the solve of ψ of sldbo missed its tolerance"
+    for number, criterion in enumerate(select_criteria(runs)):
+        is_free = target is None and criterion is not ranking.PSI               # costs of a level of ψ are not
+        assert any(row.values[number].is_best for row in build_rows(runs)) == (is_free and not criterion.is_cost)
+    details = {row.algorithm: row.values[0].detail for row in build_rows(runs)}
+    assert details["sldbo"].endswith("approximate; residual 7.5e-01")
+    assert "approximate" not in details["d_soba"]
+    (sentence,) = ranking.summarize(runs)
+    assert sentence.startswith("Final ψ")
+    assert "approximate, no winner: the solve of ψ of sldbo missed its tolerance" in sentence
+    assert "lowest ψ" not in sentence
+
+
+def test_one_seed_is_said_to_be_untested(tmp_path: Path) -> None:
+    """In the sentence, and in the cards of one setting and of several; with two seeds nothing of it is said."""
+    run_with_psi(tmp_path / "one", {"d_soba": [0.90], "sldbo": [0.95]})
+    for name in ("d_soba-0", "sldbo-0"):
+        shutil.copytree(tmp_path / "one" / name, tmp_path / "two" / name)
+        text = (tmp_path / "one" / name / "experiment.yaml").read_text().replace("name: ring", "name: complete")
+        shutil.copytree(tmp_path / "one" / name, tmp_path / "two" / f"complete-{name}")
+        (tmp_path / "two" / f"complete-{name}" / "experiment.yaml").write_text(text)
+    for folder, value in (("one", "0.9"), ("two", "in 2 of 2 settings")):
+        runs = load_grouped(tmp_path / folder)
+        card = build_cards(runs)[0]
+        assert (card.winner, card.value) == ("d_soba", value)
+        assert card.note.endswith("one seed: not tested")
+        assert all("one seed: not tested." in sentence for sentence in ranking.summarize(runs))
+    run_with_psi(tmp_path / "seeds", {"d_soba": [0.90, 0.91], "sldbo": [0.95, 0.96]})
+    runs = load_grouped(tmp_path / "seeds")
+    assert build_cards(runs)[0].winner == "d_soba"
+    assert "tested" not in str(build_cards(runs)) + str(ranking.summarize(runs))
+
+
+def test_card_of_a_tie_names_all_and_no_winner(tmp_path: Path) -> None:
+    run_with_psi(tmp_path, {"d_soba": [0.90, 0.92], "sldbo": [0.91, 0.90]})
+    card = build_cards(load_grouped(tmp_path))[0]
+    assert (card.winner, card.value) == ("", "tie")
+    assert card.note.startswith("sldbo and d_soba (0.905); ")
 
 
 def test_target_that_no_algorithm_reaches_is_reported(recorded: Path) -> None:
