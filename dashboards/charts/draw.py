@@ -344,7 +344,9 @@ def _draw_costs(runs: GroupedRuns) -> NamedFigures:
             gaps=(0.12, 0.3), sharey=False,
         )
         draw_cost_panels(axes[0], panel)
-        figure.text(0.5, 0.28 / figure.get_figheight(), f"costs of {setting.target}, and ψ at the end", ha="center")
+        note = "; hollow under ≈: approximate, ψ missed its tolerance" if any(panel.is_approximate) else ""
+        figure.text(
+            0.5, 0.28 / figure.get_figheight(), f"costs of {setting.target}, and ψ at the end{note}", ha="center")
         yield "costs" if len(panels) == 1 else f"costs-{number + 1}", figure
 
 
