@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.dashboards.conftest import STEPS, TINY, write_group
 
 from dbo import components
 from dbo.algorithms.registry import algorithms
 from dbo.dashboards import ranking
 from dbo.dashboards.charts.curves import AXIS_TITLES, MAX_POINTS, build_curves
+from dbo.dashboards.charts.draw import DRAWERS
 from dbo.dashboards.charts.sensitivity import build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns, group_runs
 from dbo.dashboards.load import load_runs
@@ -216,8 +218,83 @@ def test_sensitivity_shows_the_claim_and_the_measurement(recorded: Path) -> None
     final = panel["points"][2]["final"]
     assert final is not None
     assert final[0] == pytest.approx(last, rel=1e-3)
-    assert "best 0.895 at 9" in panel["measured"]
+    assert f"best {last:.3f} at 9 (one seed: not tested)" in panel["measured"]
     assert build_sensitivity_panels(load_grouped(recorded / "compare")) == []
+
+
+@pytest.fixture(scope="module")
+def objectives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of λ on both objectives of the inner loop, with two seeds."""
+    root = tmp_path_factory.mktemp("objectives")
+    cells = []
+    for lam in (1.0, 10.0):
+        for objective in ("h", "h_over_lambda"):
+            for seed in (0, 1):
+                cells.append(f"cells/{lam:g}-{objective}-{seed}")
+                algorithm = {**STEPS["c2dfb"], "lam": lam, "y_objective": objective}
+                run(Experiment(**TINY, seed=seed, algorithm=algorithm), root / cells[-1])
+    axes = {"algorithm.lam": [1.0, 10.0], "algorithm.y_objective": ["h", "h_over_lambda"], "seed": [0, 1]}
+    write_group(root, cells, axes=axes, target="test_accuracy=0.3")
+    return root
+
+
+def test_sensitivity_has_a_panel_per_combination_of_the_other_parameters(objectives: Path) -> None:
+    """A mean over runs with h and with h/λ would be that of no method."""
+    panels = build_sensitivity_panels(load_grouped(objectives))
+    assert [panel["key"] for panel in panels] == ["algorithm.lam"] * 2
+    assert [panel["family"] for panel in panels] == ["y_objective=h", "y_objective=h_over_lambda"]
+    for panel, objective in zip(panels, ("h", "h_over_lambda"), strict=True):
+        assert [point["runs"] for point in panel["points"]] == [2, 2]
+        for point, lam in zip(panel["points"], (1, 10), strict=True):
+            for name, column in (("final", "test_accuracy"), ("second", "node_accuracy_mean")):
+                own = [read_metrics(objectives / f"cells/{lam}-{objective}-{seed}" / "metrics.jsonl")[-1][column]
+                       for seed in (0, 1)]
+                values = point["final"] if name == "final" else point["second"]
+                assert values is not None
+                assert values == pytest.approx([np.mean(own), min(own), max(own)], rel=1e-3)
+        assert panel["series"] == ["mean model", "mean over nodes"]
+        final = panel["points"][0]["final"]
+        assert final is not None
+        assert f"accuracy (mean model) {format_number(final[0])} at 1, " in panel["measured"]
+        assert "accuracy (mean over nodes) " in panel["measured"]
+    assert panels[0]["measured"] != panels[1]["measured"]
+
+
+def test_sensitivity_figure_names_the_other_parameters_and_both_metrics(objectives: Path) -> None:
+    """Panels of one parameter have the same axes."""
+    ((_, figure),) = DRAWERS["sensitivity"](load_grouped(objectives))
+    upper = [axis for axis in figure.axes if axis.get_title()]
+    assert [axis.get_title() for axis in upper] == ["y_objective=h", "y_objective=h_over_lambda"]
+    for axis in upper:
+        legend = axis.get_legend()
+        assert legend is not None
+        assert sorted(text.get_text() for text in legend.get_texts()) == ["mean model", "mean over nodes"]
+        assert len(axis.containers) == 2                                # each with its error bars
+    assert upper[0].get_ylim() == upper[1].get_ylim()
+
+
+def test_sensitivity_names_no_best_value_without_a_difference(objectives: Path, tmp_path: Path) -> None:
+    """Values whose paired difference is within its interval tie; one seed is not tested; ψ may be approximate."""
+    shutil.copytree(objectives, tmp_path / "s")
+    for seed, (one, ten) in enumerate(((0.5, 0.51), (0.6, 0.58))):
+        change_records(tmp_path / f"s/cells/1-h-{seed}", test_accuracy=one, node_accuracy_mean=0.5)
+        change_records(tmp_path / f"s/cells/10-h-{seed}", test_accuracy=ten, node_accuracy_mean=0.7, comm_mb=99.0)
+    measured = build_sensitivity_panels(load_grouped(tmp_path / "s"))[0]["measured"]
+    assert "accuracy (mean model) 0.55 at 1, 0.545 at 10; 1 and 10 tie for the best, 0.55 at 1" in measured
+    assert "accuracy (mean over nodes) 0.5 at 1, 0.7 at 10; best 0.7 at 10" in measured
+    assert "test_accuracy=0.3 costs least at 1: " in measured
+    assert "tested" not in measured
+    single = [tmp_path / f"s/cells/{lam}-h-0" for lam in (1, 10)]
+    measured = build_sensitivity_panels(load_grouped(*single, target=Target("test_accuracy", 0.3)))[0]["measured"]
+    assert "best 0.51 at 10 (one seed: not tested); " in measured
+    assert "test_accuracy=0.3 costs least at 1: " in measured
+    assert measured.count("(one seed: not tested)") == 3
+    for lam in (1, 10):
+        for seed in (0, 1):
+            change_records(tmp_path / f"s/cells/{lam}-h-{seed}", psi=0.1 * lam, psi_converged=lam == 1)
+    measured = build_sensitivity_panels(load_grouped(tmp_path / "s", target=Target("psi", 1.0)))[0]["measured"]
+    assert measured.startswith("ψ 0.1 at 1, 1 at 10; approximate, no best: ψ missed its tolerance; costs of psi")
+    assert "least" not in measured
 
 
 def test_bootstrap_interval_covers_the_mean_of_known_samples() -> None:
