@@ -246,18 +246,23 @@ def _build_card(runs: GroupedRuns, criterion: Criterion) -> SummaryCard:
 
 
 def _join_tied(runs: GroupedRuns, winner: Winner) -> str:
-    return _join_names(list(map(runs.label_in_setting, (winner.group, *winner.tied))))
+    return _join_names(_shorten_names(runs, (winner.group, *winner.tied)))
+
+
+def _shorten_names(runs: GroupedRuns, groups: Sequence[SeedGroup]) -> list[str]:
+    """Name the first groups, without commas inside of a name, and count the others; the table has them all."""
+    names = [runs.label_in_setting(group).replace(", ", " ") for group in groups]
+    rest = len(names) - _MAX_NAMES
+    return [*names[:_MAX_NAMES], f"{rest} more"] if rest > 0 else names
 
 
 def _join_names(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _describe_approximate(runs: GroupedRuns, winner: Winner) -> str:
     """Say whose ψ is approximate."""
-    names = list(map(runs.label_in_setting, winner.approximate))
-    rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    who = f" of {', '.join(names[:_MAX_NAMES])}{rest}" if winner.compared > 1 else ""
+    who = f" of {_join_names(_shorten_names(runs, winner.approximate))}" if winner.compared > 1 else ""
     return f"the solve of ψ{who} missed its tolerance"
 
 
@@ -266,8 +271,10 @@ def _count_wins(runs: GroupedRuns, winners: Sequence[Winner], card: SummaryCard)
     alone = [winner for winner in winners if winner.is_alone]
     approximate = sum(winner.is_undecided for winner in winners)
     tied = sum(bool(winner.tied) and not winner.is_undecided for winner in winners)
-    ties = ", ".join(filter(None, (
-        tied and f"ties in {tied}", approximate and f"approximate, ψ missed its tolerance, in {approximate}")))
+    ties = ", ".join([
+        *([f"ties in {tied}"] if tied else []),
+        *([f"approximate, ψ missed its tolerance, in {approximate}"] if approximate else []),
+    ])
     if not alone:
         value = "no winner" if approximate else "tie"
         return replace(card, value=value, note=f"{ties} of {len(runs.settings)} settings")
@@ -334,13 +341,18 @@ def _summarize_setting(runs: GroupedRuns, setting: ComparisonSetting) -> str:
     if not clauses:
         return "No run has an evaluation yet."
     sentence = "; ".join([*clauses, *dict.fromkeys(filter(None, untested))]) + "."
-    if not has_several and not sentence.startswith(tuple(map(runs.label_in_setting, groups))):     # keep their spelling
+    if not has_several and not sentence.startswith(tuple(_spell(runs, groups))):       # names keep their spelling
         sentence = sentence[0].upper() + sentence[1:]
     missed = [runs.label_in_setting(group) for group in groups if not group.reached_count]
     if len(criteria) > 1 and 0 < len(missed) < len(groups):
         rest = f" and {len(missed) - _MAX_NAMES} more" if len(missed) > _MAX_NAMES else ""
         sentence += f" Not reached by {'; '.join(missed[:_MAX_NAMES])}{rest}: {_describe_target(setting)}."
     return sentence
+
+
+def _spell(runs: GroupedRuns, groups: Sequence[SeedGroup]) -> list[str]:
+    """Return how sentences may begin with the name of a group."""
+    return [name for label in map(runs.label_in_setting, groups) for name in (label, label.replace(", ", " "))]
 
 
 def build_rows(runs: GroupedRuns) -> list[TableRow]:

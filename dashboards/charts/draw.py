@@ -229,9 +229,9 @@ def _draw_sensitivity(runs: GroupedRuns) -> NamedFigures:
     blocks = -(-len(panels) // columns)
     width = COLUMN_WIDTH if columns == 1 else PAGE_WIDTH
     titles = _name_panels(panels, int(width / columns / 0.058))
-    room = 0.14 * max(title.count("\n") + 1 for title in titles) if any(titles) else 0.0        # inches
+    above = 0.14 * max(title.count("\n") + 1 for title in titles) if any(titles) else 0.0        # inches
     figure, axes = create_figure(
-        width, (2.9 + room) * blocks, 2 * blocks, columns, top=0.1 + room, gaps=(0.45, 0.42 + room / 2))
+        width, (2.9 + above) * blocks, 2 * blocks, columns, top=0.1 + above, gaps=(0.45, 0.42 + above / 2))
     for axis in axes.flat:
         axis.set_visible(False)
     for number, panel in enumerate(panels):

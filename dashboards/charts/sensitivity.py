@@ -1,6 +1,7 @@
 """Build the sensitivity panels: the effect of one parameter on the final metric and on the cost of the target."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypedDict
 
 from dbo.dashboards.charts.curves import SHORT_NAMES, Numbers
@@ -192,7 +193,7 @@ def _describe(
             clauses.append(f"{name} {ends}; approximate, no best: ψ missed its tolerance")
             continue
         direction = target.direction if one == target.metric else find_direction(one)
-        tied, note = _find_best(means, ended, lambda run, one=one: run.last_value(one), direction)
+        tied, note = _find_best(means, ended, partial(_read_last, column=one), direction)
         best = f"{format_number(means[tied[0]])} at {tied[0]:g}{note}"
         clauses.append(f"{name} {ends}; {f'{_join(tied)} tie for the best,' if tied[1:] else 'best'} {best}")
     costs = {
@@ -242,6 +243,10 @@ def _map_seeds(runs: Sequence[RunData], measure: Callable[[RunData], float | Non
     """Return a value per seed; none if several runs have the same seed, which differ in something else."""
     values = {str(run.seed): measure(run) for run in runs}
     return values if len(values) == len(runs) else {}
+
+
+def _read_last(run: RunData, column: str) -> float | None:
+    return run.last_value(column)
 
 
 def _measure_cost(run: RunData) -> float | None:

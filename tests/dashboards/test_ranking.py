@@ -149,7 +149,7 @@ def test_psi_leads_and_has_no_winner_if_one_run_missed_its_tolerance(tmp_path: P
     assert "lowest ψ" not in sentence
 
 
-def test_one_seed_is_said_to_be_untested(tmp_path: Path) -> None:
+def test_one_seed_is_reported_as_untested(tmp_path: Path) -> None:
     """In the sentence, and in the cards of one setting and of several; with two seeds nothing of it is said."""
     run_with_psi(tmp_path / "one", {"d_soba": [0.90], "sldbo": [0.95]})
     for name in ("d_soba-0", "sldbo-0"):
