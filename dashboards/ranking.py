@@ -8,8 +8,8 @@ from dbo.dashboards.charts.curves import AXIS_TITLES
 from dbo.dashboards.groups import ComparisonSetting, GroupedRuns, SeedGroup
 from dbo.dashboards.number_format import format_number
 from dbo.dashboards.palette import AlgorithmStyle
-from dbo.platform.runs.schema import METRICS, Direction, find_direction
-from dbo.platform.runs.statistics import MeanEstimate, compare_pairs
+from dbo.platform.runs.schema import METRICS, PSI_VALUES, Direction, find_direction
+from dbo.platform.runs.statistics import MeanEstimate, PairedDifference, compare_seeds
 
 _MAX_SENTENCES, _MAX_NAMES = 8, 4
 
@@ -44,12 +44,24 @@ class Criterion:
             found = (run.last_value(self.metric) for run in group.runs)
         return {str(run.seed): value for run, value in zip(group.runs, found, strict=True)}
 
+    def test(self, one: SeedGroup, other: SeedGroup) -> PairedDifference | None:
+        """Return the paired difference over common seeds; None: fewer than two, which decide nothing."""
+        found = compare_seeds(self.measure_seeds(one), self.measure_seeds(other))
+        return found if found is not None and found.count > 1 else None
+
     def is_tie(self, one: SeedGroup, other: SeedGroup) -> bool:
-        """Decide whether the paired difference over common seeds is within its interval; one seed decides nothing."""
-        mine, theirs = self.measure_seeds(one), self.measure_seeds(other)
-        common = [seed for seed in mine if seed in theirs]
-        found = compare_pairs([mine[seed] for seed in common], [theirs[seed] for seed in common])
-        return found is not None and found.count > 1 and not found.is_significant
+        """Decide whether two values are equal, or the paired difference is within its interval."""
+        found, mine, theirs = self.test(one, other), self.measure(one), self.measure(other)
+        is_equal = mine is not None and theirs is not None and mine.mean == theirs.mean
+        return is_equal or (found is not None and not found.is_significant)
+
+    def list_approximate(self, groups: Sequence[SeedGroup]) -> list[SeedGroup]:
+        """Return the groups with a ψ that missed its tolerance, if this depends on ψ; costs of its levels do too."""
+        return [
+            group for group in groups
+            if (group.setting.target.metric if self.is_cost else self.metric) in PSI_VALUES
+            and any(run.last_value("psi_converged") == 0 for run in group.runs)
+        ]
 
     def format_number(self, value: float) -> str:
         return f"{value:.3f}" if self.higher_is_better else format_number(value)
@@ -89,6 +101,19 @@ class Winner:
     second: SeedGroup | None = None
     second_value: MeanEstimate | None = None
     tied: tuple[SeedGroup, ...] = ()        # whose paired difference to it is within its interval
+    untested: tuple[SeedGroup, ...] = ()    # that do not have two seeds in common with it
+    approximate: tuple[SeedGroup, ...] = ()     # of all that are compared, whose ψ missed its tolerance
+    compared: int = 1                       # groups
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nobody wins because a ψ is approximate."""
+        return bool(self.approximate) and self.compared > 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it may be named as the winner."""
+        return not self.tied and not self.is_undecided
 
     def describe_second(self, runs: GroupedRuns, criterion: Criterion) -> str:
         """Name the runner-up and its value, or say that it ties."""
@@ -97,6 +122,12 @@ class Winner:
         if self.second_value.mean == self.value.mean or self.second in self.tied:
             return f"tied with {runs.label_in_setting(self.second)}"
         return f"next {runs.label_in_setting(self.second)}, {criterion.format_with_unit(self.second_value.mean)}"
+
+    def describe_test(self) -> str:
+        """Say that differences were not tested, where they were not."""
+        if not self.untested:
+            return ""
+        return "one seed: not tested" if self.value.count == 1 else "too few common seeds: not all differences tested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +182,9 @@ def select_criteria(runs: GroupedRuns) -> list[Criterion]:
     """Return the criteria for which these runs have data."""
     has_target = any(runs.has_column(setting.target.metric) for setting in runs.settings)
     final = _select_final(runs)
-    lead = [PSI] if runs.has_column("psi") and final.metric != "psi" else []
-    return [*lead, *([ROUNDS, COMMUNICATION, TRAINING_TIME, final] if has_target else [final])]
+    lead = [PSI] if runs.has_column(PSI.metric) else []
+    last = [final] if final.metric != PSI.metric else []
+    return [*lead, *((ROUNDS, COMMUNICATION, TRAINING_TIME) if has_target else ()), *last]
 
 
 def find_winner(runs: GroupedRuns, setting: ComparisonSetting, criterion: Criterion) -> Winner | None:
@@ -170,7 +202,12 @@ def find_winner(runs: GroupedRuns, setting: ComparisonSetting, criterion: Criter
     first, *others = sorted(measured, key=lambda pair: sign * pair[1].mean)
     second, second_value = others[0] if others else (None, None)
     tied = tuple(group for group, _ in others if criterion.is_tie(group, first[0]))
-    return Winner(setting, *first, second, second_value, tied)
+    untested = tuple(group for group, _ in others if criterion.test(group, first[0]) is None)
+    # Whoever misses a level of ψ is compared too: by a ψ that may be approximate.
+    compared = [group for group in groups if not group.has_failures] if criterion.is_cost else \
+        [group for group, _ in measured]
+    approximate = tuple(criterion.list_approximate(compared))
+    return Winner(setting, *first, second, second_value, tied, untested, approximate, len(compared))
 
 
 def build_cards(runs: GroupedRuns) -> list[SummaryCard]:
@@ -188,33 +225,64 @@ def _build_card(runs: GroupedRuns, criterion: Criterion) -> SummaryCard:
         return replace(card, value="none", note=note)
     if len(runs.settings) > 1:
         return _count_wins(runs, winners, card)
-    (winner,), notes = winners, []
-    group = winner.group
+    (winner,) = winners
+    group, value = winner.group, criterion.format_with_unit(winner.value.mean)
+    notes = [f"approximate: {_describe_approximate(runs, winner)}"] if winner.approximate else []
+    if winner.is_undecided:
+        return replace(card, title=criterion.title, value="no winner", note=notes[0])
     if interval := criterion.format_interval(winner.value):
         notes.append(f"95\u00a0%: {interval}")
-    if second := winner.describe_second(runs, criterion):
-        notes.append(second)
-        if winner.tied:
-            notes.append("a tie: the paired difference is within its 95\u00a0% interval")
-        elif winner.value.count == 1:
-            notes.append("one seed: the difference is not tested")
     if criterion.is_cost and group.reached_count < len(group.runs):
         notes.append(f"reached by {group.reached_count} of {len(group.runs)} seeds only")
+    if winner.tied:
+        why = winner.describe_test() or "the paired difference is within its 95\u00a0% interval"
+        notes = [f"{_join_tied(runs, winner)} ({value})", *notes, why]
+        return replace(card, value="tie", note="; ".join(notes))
+    notes += [winner.describe_second(runs, criterion), winner.describe_test()]
     return replace(
-        card, winner=group.algorithm, variant=group.variant, style=runs.get_style(group),
-        value=criterion.format_with_unit(winner.value.mean), note="; ".join(notes),
+        card, winner=group.algorithm, variant=group.variant, style=runs.get_style(group), value=value,
+        note="; ".join(filter(None, notes)),
     )
+
+
+def _join_tied(runs: GroupedRuns, winner: Winner) -> str:
+    return _join_names(_shorten_names(runs, (winner.group, *winner.tied)))
+
+
+def _shorten_names(runs: GroupedRuns, groups: Sequence[SeedGroup]) -> list[str]:
+    """Name the first groups, without commas inside of a name, and count the others; the table has them all."""
+    names = [runs.label_in_setting(group).replace(", ", " ") for group in groups]
+    rest = len(names) - _MAX_NAMES
+    return [*names[:_MAX_NAMES], f"{rest} more"] if rest > 0 else names
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _describe_approximate(runs: GroupedRuns, winner: Winner) -> str:
+    """Say whose ψ is approximate."""
+    who = f" of {_join_names(_shorten_names(runs, winner.approximate))}" if winner.compared > 1 else ""
+    return f"the solve of ψ{who} missed its tolerance"
 
 
 def _count_wins(runs: GroupedRuns, winners: Sequence[Winner], card: SummaryCard) -> SummaryCard:
     """Fill a card with the algorithm that wins in most settings."""
-    alone = [winner for winner in winners if not winner.tied]
-    ties = f"ties in {len(winners) - len(alone)}" if len(alone) < len(winners) else ""
+    alone = [winner for winner in winners if winner.is_alone]
+    approximate = sum(winner.is_undecided for winner in winners)
+    tied = sum(bool(winner.tied) and not winner.is_undecided for winner in winners)
+    ties = ", ".join([
+        *([f"ties in {tied}"] if tied else []),
+        *([f"approximate, ψ missed its tolerance, in {approximate}"] if approximate else []),
+    ])
     if not alone:
-        return replace(card, value="tie", note=f"{ties} of {len(runs.settings)} settings")
+        value = "no winner" if approximate else "tie"
+        return replace(card, value=value, note=f"{ties} of {len(runs.settings)} settings")
     (name, count), *others = Counter(winner.group.algorithm for winner in alone).most_common()
     counts = [f"{other} in {number}{' too' if number == count else ''}" for other, number in others]
     note = ", ".join([*counts, *filter(None, [ties])])
+    tests = dict.fromkeys(winner.describe_test() for winner in alone)
+    note = "; ".join(filter(None, [note, *tests]))
     return replace(
         card, winner=name, style=runs.styles[name], value=f"in {count} of {len(runs.settings)} settings", note=note
     )
@@ -239,30 +307,41 @@ def summarize(runs: GroupedRuns) -> list[str]:
 def _summarize_setting(runs: GroupedRuns, setting: ComparisonSetting) -> str:
     groups, criteria = runs.in_setting(setting), select_criteria(runs)
     has_several = len(runs.settings) > 1
-    clauses = []
+    clauses: list[str] = []
+    untested: list[str] = []
+    undecided: dict[str, list[str]] = {}        # why nobody wins, by which criteria
     if len(criteria) > 1 and not any(group.reached_count for group in groups):
         clauses.append(f"no algorithm reached {_describe_target(setting)}")
     for criterion in criteria:
         winner = find_winner(runs, setting, criterion)
         if winner is None:
             continue
+        if winner.is_alone:
+            untested.append(winner.describe_test())
         value, name = criterion.format_with_unit(winner.value.mean), runs.label_in_setting(winner.group)
+        approximate = _describe_approximate(runs, winner)
+        if winner.is_undecided:
+            undecided.setdefault(approximate, []).append(criterion.title.lower())
+            continue
         if winner.tied:
-            names = " and ".join([name, *map(runs.label_in_setting, winner.tied)])
-            clauses.append(f"{names} tie by {criterion.title.lower()} ({value})")
+            clauses.append(f"{_join_tied(runs, winner)} tie by {criterion.title.lower()} ({value})")
             continue
         if len(groups) == 1:
-            clauses.append(f"{criterion.title.lower()}: {value}")
+            note = f" (approximate: {approximate})" if winner.approximate else ""
+            clauses.append(f"{criterion.title.lower()}: {value}{note}")
         elif has_several:
             clauses.append(f"{criterion.best_title.lower()} {name} ({value})")
         else:
             second = winner.describe_second(runs, criterion)
             clauses.append(f"{name} {criterion.verb} ({value}{f'; {second}' if second else ''})")
+    clauses = [
+        f"{_join_names(titles)} {'is' if len(titles) == 1 else 'are'} approximate, no winner: {why}"
+        for why, titles in undecided.items()
+    ] + clauses
     if not clauses:
         return "No run has an evaluation yet."
-    sentence = "; ".join(clauses) + "."
-    starts_with_name = len(groups) > 1 and not sentence.startswith("no algorithm")     # names keep their spelling
-    if not has_several and not starts_with_name:
+    sentence = "; ".join([*clauses, *dict.fromkeys(filter(None, untested))]) + "."
+    if not has_several and not sentence.startswith(tuple(_spell(runs, groups))):       # names keep their spelling
         sentence = sentence[0].upper() + sentence[1:]
     missed = [runs.label_in_setting(group) for group in groups if not group.reached_count]
     if len(criteria) > 1 and 0 < len(missed) < len(groups):
@@ -271,12 +350,18 @@ def _summarize_setting(runs: GroupedRuns, setting: ComparisonSetting) -> str:
     return sentence
 
 
+def _spell(runs: GroupedRuns, groups: Sequence[SeedGroup]) -> list[str]:
+    """Return how sentences may begin with the name of a group."""
+    return [name for label in map(runs.label_in_setting, groups) for name in (label, label.replace(", ", " "))]
+
+
 def build_rows(runs: GroupedRuns) -> list[TableRow]:
     """Return one table row per group of seeds, with the best value of each setting marked."""
     criteria = select_criteria(runs)
     best = {
         (setting, criterion.metric): (winner.group, *winner.tied)
-        for setting in runs.settings for criterion in criteria if (winner := find_winner(runs, setting, criterion))
+        for setting in runs.settings for criterion in criteria
+        if (winner := find_winner(runs, setting, criterion)) and not winner.is_undecided
     }
     return [_build_row(runs, group, criteria, best) for group in runs.seed_groups]
 
@@ -305,8 +390,10 @@ def _build_value(group: SeedGroup, criterion: Criterion, is_best: bool) -> Table
         detail = criterion.format_interval(value)
         if criterion.is_cost and group.reached_count < len(group.runs):
             detail = f"{group.reached_count} of {len(group.runs)} seeds"
-        if criterion is PSI and any(run.last_value("psi_converged") == 0 for run in group.runs):
-            detail = "; ".join(filter(None, (detail, "approximate")))
+        if criterion.list_approximate([group]):
+            residuals = [found for run in group.runs if (found := run.last_value("psi_residual")) is not None]
+            residual = f"residual {max(residuals):.1e}" if residuals and not criterion.is_cost else ""
+            detail = "; ".join(filter(None, (detail, "approximate", residual)))
         return TableValue(criterion.format_number(value.mean), detail, is_best)
     if criterion is not ROUNDS:
         return TableValue("–")

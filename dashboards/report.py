@@ -167,7 +167,10 @@ def _list_figures(runs: GroupedRuns, data: dict[str, Any]) -> list[FigureSection
         section(
             "sensitivity", "Sensitivity", "sensitivity", data["sensitivity"],
             "For each value of a parameter: the final metric (dots are runs, the line is their mean with its 95 % "
-            "interval) and the megabytes to the target. Below each panel: the claim and the measured result.",
+            "interval) and the megabytes to the target. There is a panel for each combination of the other parameters. "
+            "Grey: accuracy of the nodes' own models beside that of the mean model, or the other way round. Below each "
+            "panel: the claim and the measured result; values tie unless their paired difference over seeds is larger "
+            "than its interval.",
             "It needs runs of one algorithm with different values of K, ratio, λ or another parameter.",
         ),
         curve_section(
@@ -267,6 +270,8 @@ def _list_alerts(runs: GroupedRuns) -> list[str]:
         if count := statuses[status]:
             verb = {"interrupted": ("was ", "were "), "running": ("is still ", "are still ")}.get(status, ("", ""))
             alerts.append(f"{_count_runs(count)} {verb[count > 1]}{status}.")
+    if count := sum(run.last_value("psi_converged") == 0 for run in runs.runs):
+        alerts.append(f"ψ of {_count_runs(count)} is approximate: its solve missed the tolerance; nobody wins by it.")
     if pending := sum(group.pending for group in runs.collection.groups):
         alerts.append(f"{_count_runs(pending)} {'have' if pending > 1 else 'has'} not started.")
     if single := sum(len(run.records) <= 1 for run in runs.runs):

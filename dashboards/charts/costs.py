@@ -1,11 +1,11 @@
 """Show a whole field of algorithms in one figure: final ψ and what the target costs, a line per algorithm."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dbo.dashboards.groups import ComparisonSetting, GroupedRuns, SeedGroup
-from dbo.platform.runs.schema import count_oracle_calls
+from dbo.platform.runs.schema import PSI_VALUES, count_oracle_calls
 from dbo.platform.runs.statistics import MeanEstimate, estimate_mean
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class CostRow:
     reached: int
     seeds: int
     values: tuple[MeanEstimate | None, ...]
+    is_approximate: bool = False            # a solve of ψ missed its tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class CostPanels:
     titles: tuple[str, ...]
     is_cost: tuple[bool, ...]
     rows: tuple[CostRow, ...]
+    depends_on_psi: tuple[bool, ...]        # per panel: the final ψ, and the costs of a level of ψ
+
+    @property
+    def is_approximate(self) -> tuple[bool, ...]:
+        """Per panel, whether some of its values rest on an approximate ψ."""
+        return tuple(depends and any(row.is_approximate for row in self.rows) for depends in self.depends_on_psi)
 
 
 def build_cost_panels(runs: GroupedRuns, setting: ComparisonSetting) -> CostPanels | None:
@@ -51,7 +58,8 @@ def build_cost_panels(runs: GroupedRuns, setting: ComparisonSetting) -> CostPane
     }
     rows = [
         CostRow(runs.label_in_setting(group), _find_network(group), group.reached_count, len(group.runs),
-                tuple(measure(group) for _, measure in columns.values()))
+                tuple(measure(group) for _, measure in columns.values()),
+                any(run.last_value("psi_converged") == 0 for run in group.runs))
         for group in groups
     ]
     shown = [
@@ -63,8 +71,8 @@ def build_cost_panels(runs: GroupedRuns, setting: ComparisonSetting) -> CostPane
     rows.sort(key=lambda row: ([*_NAMES].index(row.network), -row.reached, calls.get(row.label, 0.0)))
     return CostPanels(
         tuple([*columns][number] for number in shown), tuple([*columns.values()][number][0] for number in shown),
-        tuple(CostRow(row.label, row.network, row.reached, row.seeds, tuple(row.values[number] for number in shown))
-              for row in rows),
+        tuple(replace(row, values=tuple(row.values[number] for number in shown)) for row in rows),
+        tuple(not [*columns.values()][number][0] or setting.target.metric in PSI_VALUES for number in shown),
     )
 
 
@@ -81,10 +89,13 @@ def _find_network(group: SeedGroup) -> str:
 
 
 def draw_cost_panels(axes: "Sequence[Axes]", panels: CostPanels) -> None:
-    """Draw a panel per column: means as dots, 95 % intervals as lines; a hollow dot missed the target on some seeds."""
+    """Draw a panel per column: means as dots, 95 % intervals as lines.
+
+    A hollow dot missed the target on some seeds, or rests on an approximate ψ; then the panel's title says so.
+    """
     for number, (axis, title) in enumerate(zip(axes, panels.titles, strict=True)):
         _draw_panel(axis, panels, number)
-        axis.set_title(title)
+        axis.set_title(f"≈ {title}" if panels.is_approximate[number] else title)
         axis.set_ylim(len(panels.rows) - 0.4, -0.6)
         axis.set_yticks(range(len(panels.rows)), [row.label for row in panels.rows] if number == 0 else [])
         axis.tick_params(axis="y", length=0)
@@ -105,7 +116,8 @@ def _draw_panel(axis: "Axes", panels: CostPanels, number: int) -> None:
             continue
         if value.low is not None and value.high is not None:
             axis.plot([max(value.low, value.mean / 1e3), value.high], [position, position], color=colour, linewidth=0.9)
-        complete = row.reached == row.seeds or not panels.is_cost[number]
+        is_exact = not (row.is_approximate and panels.depends_on_psi[number])
+        complete = is_exact and (row.reached == row.seeds or not panels.is_cost[number])
         axis.plot([value.mean], [position], _MARKERS[row.network], color=colour, markersize=3.2,
                   markerfacecolor=colour if complete else "white")
 

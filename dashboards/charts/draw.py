@@ -32,6 +32,7 @@ _INCIDENT_MARKERS = {"lost": "v", "recovered": "^", "diverged": "X", "failed": "
 _MANY_CURVES = 16                         # in one panel: thinner lines, no shades
 _LOG_AXIS_RATIO = 6                       # costs that differ by more than this go on a log axis
 _MAX_BARS = 24
+_MAX_SENSITIVITY_PANELS = 9
 _LEGEND_LINE = 0.35                       # inches of a legend's entry before its text
 NamedFigures = Iterator[tuple[str, "Figure"]]
 
@@ -221,13 +222,16 @@ def add_legend(axis: "Axes", series: Mapping[str, AlgorithmStyle], rate: str | N
 
 
 def _draw_sensitivity(runs: GroupedRuns) -> NamedFigures:
-    panels = build_sensitivity_panels(runs)[:6]
+    panels = build_sensitivity_panels(runs)[:_MAX_SENSITIVITY_PANELS]
     if not panels:
         return
     columns = min(3, len(panels))
     blocks = -(-len(panels) // columns)
     width = COLUMN_WIDTH if columns == 1 else PAGE_WIDTH
-    figure, axes = create_figure(width, 2.9 * blocks, 2 * blocks, columns, gaps=(0.45, 0.42))
+    titles = _name_panels(panels, int(width / columns / 0.058))
+    above = 0.14 * max(title.count("\n") + 1 for title in titles) if any(titles) else 0.0        # inches
+    figure, axes = create_figure(
+        width, (2.9 + above) * blocks, 2 * blocks, columns, top=0.1 + above, gaps=(0.45, 0.42 + above / 2))
     for axis in axes.flat:
         axis.set_visible(False)
     for number, panel in enumerate(panels):
@@ -235,9 +239,19 @@ def _draw_sensitivity(runs: GroupedRuns) -> NamedFigures:
         upper, lower = axes[row][column], axes[row + 1][column]
         for axis in (upper, lower):
             axis.set_visible(True)
+        upper.set_title(titles[number], fontsize=7)
+        if panel["series"]:
+            _draw_parameter(upper, panel, "second")
         _draw_parameter(upper, panel, "final")
         _draw_parameter(lower, panel, "mb")
         lower.set_ylim(bottom=0)
+        family = [one for one in range(number) if _is_same_parameter(panels[one], panel)]
+        if family:                          # the same axes for all combinations of the other parameters
+            first = axes[2 * (family[0] // columns)][family[0] % columns]
+            upper.sharey(first)
+            lower.sharey(axes[2 * (family[0] // columns) + 1][family[0] % columns])
+        if panel["series"]:
+            upper.legend(frameon=False, fontsize=6, handlelength=1.8, borderaxespad=0.2, labelspacing=0.3)
         lower.set_xlabel(panel["title"].split(",")[0])
         if column == 0:
             upper.set_ylabel(panel["metric"])
@@ -245,14 +259,29 @@ def _draw_sensitivity(runs: GroupedRuns) -> NamedFigures:
     yield "sensitivity", figure
 
 
-def _draw_parameter(axis: "Axes", panel: SensitivityPanel, key: Literal["final", "mb"]) -> None:
+def _is_same_parameter(one: SensitivityPanel, other: SensitivityPanel) -> bool:
+    return (one["algorithm"], one["key"]) == (other["algorithm"], other["key"])
+
+
+def _name_panels(panels: Sequence[SensitivityPanel], letters: int) -> list[str]:
+    """Return a title per panel: the algorithm if there are several, and the values of the other parameters."""
+    has_several = len({panel["algorithm"] for panel in panels}) > 1
+    return [
+        textwrap.fill(" · ".join(filter(None, (panel["algorithm"] if has_several else "", panel["family"]))), letters)
+        for panel in panels
+    ]
+
+
+def _draw_parameter(axis: "Axes", panel: SensitivityPanel, key: Literal["final", "second", "mb"]) -> None:
     xs = [point["value"] for point in panel["points"] if point[key]]
     estimates = np.array([point[key] for point in panel["points"] if point[key]], dtype=np.float64).reshape(-1, 3)
     mean, low, high = estimates.T
-    style = get_style(panel["algorithm"])
+    style, is_second = get_style(panel["algorithm"]), key == "second"
     axis.errorbar(
-        xs, mean, yerr=np.nan_to_num(np.stack([mean - low, high - mean])) if xs else None, color=style.light,
-        marker="o", markersize=3, capsize=2, linestyle=style.linestyle,
+        xs, mean, yerr=np.nan_to_num(np.stack([mean - low, high - mean])) if xs else None,
+        color="0.5" if is_second else style.light, marker="s" if is_second else "o", markersize=3, capsize=2,
+        linestyle=":" if is_second else style.linestyle, markerfacecolor="white" if is_second else style.light,
+        label=panel["series"][is_second] if panel["series"] and key != "mb" else None,
     )
     values = [point["value"] for point in panel["points"]]
     if min(values) > 0 and max(values) / min(values) >= 8:
@@ -344,7 +373,9 @@ def _draw_costs(runs: GroupedRuns) -> NamedFigures:
             gaps=(0.12, 0.3), sharey=False,
         )
         draw_cost_panels(axes[0], panel)
-        figure.text(0.5, 0.28 / figure.get_figheight(), f"costs of {setting.target}, and ψ at the end", ha="center")
+        note = "; hollow under ≈: approximate, ψ missed its tolerance" if any(panel.is_approximate) else ""
+        figure.text(
+            0.5, 0.28 / figure.get_figheight(), f"costs of {setting.target}, and ψ at the end{note}", ha="center")
         yield "costs" if len(panels) == 1 else f"costs-{number + 1}", figure
 
 

@@ -166,13 +166,16 @@ function curvePanel(setting, state, log) {
 function sensitivityPanel(panel) {
   const xs = panel.points.map(p => p.value), log = Math.min(...xs) > 0 && Math.max(...xs) / Math.min(...xs) >= 8;
   const colour = colourOf(panel.algorithm), line = {color: colour, dash: dashOf(panel.algorithm), width: 2};
+  const second = cssVariable("--quiet");
   const meanTrace = (key, axis, unit) => {
     const points = panel.points.filter(p => p[key]);
     return {
       type: "scatter", mode: "lines+markers", x: points.map(p => p.value), y: points.map(p => p[key][0]), yaxis: axis,
-      line, marker: {color: colour, size: 7},
+      ...(key === "second" ? {line: {color: second, dash: "dot", width: 2}, marker: {color: second, size: 7, symbol: "square-open"}}
+        : {line, marker: {color: colour, size: 7}}),
+      name: key === "mb" ? "" : panel.series[key === "second" ? 1 : 0] || "", showlegend: key !== "mb",
       error_y: {
-        type: "data", symmetric: false, color: colour, thickness: 1.2, width: 4,
+        type: "data", symmetric: false, color: key === "second" ? second : colour, thickness: 1.2, width: 4,
         array: points.map(p => p[key][2] === null ? 0 : p[key][2] - p[key][0]),
         arrayminus: points.map(p => p[key][1] === null ? 0 : p[key][0] - p[key][1]),
       },
@@ -183,8 +186,9 @@ function sensitivityPanel(panel) {
   const data = [
     {
       type: "scatter", mode: "markers", x: panel.points.flatMap(p => p.finals.map(() => p.value)), y: panel.points.flatMap(p => p.finals),
-      marker: {color: addAlpha(colour, .35), size: 6}, hoverinfo: "skip",
+      marker: {color: addAlpha(colour, .35), size: 6}, hoverinfo: "skip", showlegend: false,
     },
+    ...(panel.series.length ? [meanTrace("second", "y", panel.metric)] : []),
     meanTrace("final", "y", panel.metric), meanTrace("mb", "y2", "MB"),
   ];
   const annotations = panel.points.filter(p => p.reached < p.runs).map(p => ({
@@ -192,7 +196,7 @@ function sensitivityPanel(panel) {
     text: p.reached ? `${p.reached} of ${p.runs}` : "not<br>reached", font: {size: 10, color: cssVariable("--warn")},
   }));
   return {data, layout: createLayout({
-    annotations,
+    annotations, showlegend: panel.series.length > 0, legend: {orientation: "h", y: 1.02, yanchor: "bottom"},
     xaxis: {title: {text: panel.title.split(",")[0]}, type: log ? "log" : "linear", anchor: "y2", tickvals: xs, ticktext: xs.map(String)},
     yaxis: {title: {text: panel.metric}, domain: [.54, 1]},
     yaxis2: {title: {text: "MB to target"}, domain: [0, .44], rangemode: "tozero"},

@@ -130,15 +130,18 @@ function buildCurves(figure, {columns, log, x}) {
 function buildSensitivity(figure) {
   setColumns(figure, Math.min(3, DATA.sensitivity.length));
   for (const panel of DATA.sensitivity) {
-    const {box} = addPanel(figure, `${panel.algorithm}: ${panel.title}`, 340, () => sensitivityPanel(panel));
+    const {box} = addPanel(figure, `${panel.algorithm}: ${panel.title}${panel.family ? ` · ${panel.family}` : ""}`, 340, () => sensitivityPanel(panel));
     for (const [source, text] of [...panel.claims, ["Measured", panel.measured]]) {
       box.append(createElement("p", {class: "claim-text"}, createElement("b", {}, source), text));
     }
   }
   csvSources[figure.id] = () => [
-    ["algorithm", "parameter", "value", "runs", "diverged_or_failed", "reached", "final", "final_low", "final_high", "mb_to_target", "mb_low", "mb_high"],
+    ["algorithm", "parameter", "others", "value", "runs", "diverged_or_failed", "reached", "metric", "final", "final_low", "final_high",
+      "second_metric", "second", "second_low", "second_high", "mb_to_target", "mb_low", "mb_high"],
     ...DATA.sensitivity.flatMap(panel => panel.points.map(p => [
-      panel.algorithm, panel.key, p.value, p.runs, p.failed, p.reached, ...(p.final || ["", "", ""]), ...(p.mb || ["", "", ""]),
+      panel.algorithm, panel.key, panel.family, p.value, p.runs, p.failed, p.reached,
+      [panel.metric, panel.series[0]].filter(Boolean).join(", "), ...(p.final || ["", "", ""]),
+      panel.series[1] || "", ...(p.second || ["", "", ""]), ...(p.mb || ["", "", ""]),
     ])),
   ];
 }

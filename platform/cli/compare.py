@@ -179,6 +179,7 @@ def show_comparison(rows: "pd.DataFrame", target: str) -> None:
     console.print(table)
     if rows["single_machine"].any():
         console.print("* reference on one machine that holds all data: sends nothing", highlight=False)
+    _explain_approximate(rows)
     if has_server:
         console.print("per node: MB that a node with data sends and receives; server: MB through it", highlight=False)
 
@@ -213,6 +214,7 @@ def show_seeds(runs: "pd.DataFrame", target: str) -> None:
     console.print(table)
     if rows["single_machine"].any():
         console.print("* reference on one machine that holds all data: sends nothing", highlight=False)
+    _explain_approximate(rows)
     _show_verdicts(runs)
 
 
@@ -261,21 +263,30 @@ _VERDICTS = {
 
 def _show_verdicts(runs: "pd.DataFrame") -> None:
     """Print by each measure the best algorithm, or those that tie, and the paired differences of all others."""
-    from dbo.platform.runs.seed_tables import find_verdict
+    from dbo.platform.runs.seed_tables import find_approximate, find_verdict
 
     runs = runs[~runs["single_machine"]]
     if runs["algorithm"].nunique() < 2:
         return
     print_line("paired differences to the best, with their 95 % intervals and the p-value of a paired t-test:")
     for measure, title in _VERDICTS.items():
+        if measure in runs and (names := find_approximate(runs, measure)):
+            print_line(f"{title}: approximate, no winner; ψ missed its tolerance: {', '.join(names)}")
         verdict = find_verdict(runs, measure) if measure in runs else None
         if verdict is None:
             continue
-        names = " and ".join([verdict.best, *verdict.tied])
-        print_line(f"{title}: {names}{' tie' if verdict.tied else ''}")
+        first = " and ".join([verdict.best, *verdict.tied])
+        print_line(f"{title}: {first}{' tie' if verdict.tied else ''}")
         for name, found in verdict.others:
             interval = "" if found.low is None else f" [{found.low:+.3g}, {found.high:+.3g}], p = {found.p_value:.2g}"
             print_line(f"    {name} − {verdict.best}: {found.mean:+.3g}{interval}")
+
+
+def _explain_approximate(rows: "pd.DataFrame") -> None:
+    """Say what ≈ means, if the table has one."""
+    if "psi" in rows and "psi_converged" in rows and ((rows["psi_converged"] == 0) & rows["psi"].notna()).any():
+        console.print("≈ approximate: the solve of ψ missed its tolerance; see psi_residual in the .csv",
+                      highlight=False)
 
 
 def _mark_approximate(text: str, row: Mapping[Hashable, Any]) -> str:

@@ -350,7 +350,7 @@ def comparison_table(results: Sequence[Result], target: Target) -> "pd.DataFrame
             "network": result.experiment.parts.algorithm.network,
             "single_machine": result.experiment.parts.algorithm.network == "single",
             "status": result.status,
-            **{key: final.get(key) for key in ("psi", "psi_gradient_norm", "psi_converged")},
+            **{key: final.get(key) for key in ("psi", "psi_gradient_norm", "psi_converged", "psi_residual")},
             "target": str(target),
             "rounds_to_target": cost.get("round"),
             "mb_to_target": cost.get("comm_mb"),

@@ -92,6 +92,7 @@ METRICS = {metric.name: metric for metric in (
 CLOSED_FORMS = ("solution_error", "penalty_error", "hypergradient_error")      # of tasks whose solution is known
 STAR_COLUMNS = ("bytes_up", "bytes_down", "server_bytes")                     # of runs with a server
 PSI = ("psi", "psi_gradient_norm", "psi_residual", "psi_converged", "psi_test_accuracy", "psi_tune_loss")
+PSI_VALUES = ("psi", "psi_gradient_norm", "psi_test_accuracy", "psi_tune_loss")     # approximate if psi_converged is 0
 # What only some runs or evaluations have: solves of the lower level, a tune split, an algorithm's own error terms, and
 # public copies.
 OPTIONAL = (*CLOSED_FORMS, *PSI, *STAR_COLUMNS, "tune_loss", "tune_accuracy", *(

@@ -1,10 +1,11 @@
 """Tabulate a comparison over several seeds: means with intervals, paired differences, and who wins or ties."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dbo.platform.runs.schema import METRICS
+from dbo.platform.runs.schema import METRICS, PSI_VALUES
 from dbo.platform.runs.statistics import PairedDifference, compare_pairs, estimate_mean
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def build_seed_table(runs: "pd.DataFrame") -> "pd.DataFrame":
             row[f"{measure}_low"], row[f"{measure}_high"] = (estimate.low, estimate.high) if estimate else (None, None)
         if "psi_converged" in finished and finished["psi_converged"].notna().any():
             row["psi_converged"] = finished["psi_converged"].min()
+            row["psi_residual"] = finished["psi_residual"].astype(float).max() if "psi_residual" in finished else None
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -74,7 +76,8 @@ def build_seed_table(runs: "pd.DataFrame") -> "pd.DataFrame":
 def build_pair_table(runs: "pd.DataFrame") -> "pd.DataFrame":
     """Return a row per measure and pair of algorithms: the paired difference, its interval, p, and the winner or tie.
 
-    A pair is compared only where both have a value for every seed.
+    A pair is compared only where both have a value for every seed. There is no winner by ψ, but `approximate`, where a
+    solve of the lower level missed its tolerance.
     """
     import pandas as pd
 
@@ -86,26 +89,53 @@ def build_pair_table(runs: "pd.DataFrame") -> "pd.DataFrame":
                 if found is None:
                     continue
                 better = one if (found.mean > 0) == is_maximized(measure) else other
+                is_approximate = _select_approximate(runs, measure, (one, other))
                 rows.append({
                     "measure": measure, "one": one, "other": other, "difference": found.mean, "low": found.low,
                     "high": found.high, "p_value": found.p_value, "seeds": found.count,
-                    "winner": better if found.is_significant else "tie",
+                    "winner": "approximate" if is_approximate else better if found.is_significant else "tie",
                 })
     return pd.DataFrame(rows)
 
 
 def find_verdict(runs: "pd.DataFrame", measure: str) -> Verdict | None:
-    """Return the best algorithm by a measure among those that have it for every seed; None: fewer than two have."""
-    complete = [
-        str(name) for name, group in runs.groupby("algorithm", sort=False)
-        if measure in group and (group["status"] == "finished").all() and group[measure].notna().all()
-    ]
-    if len(complete) < 2 or runs["seed"].nunique() < 2:
+    """Return the best algorithm by a measure among those that have it for every seed.
+
+    None: fewer than two have it, or `find_approximate` names some.
+    """
+    complete = _list_complete(runs, measure)
+    if len(complete) < 2 or find_approximate(runs, measure):
         return None
     means = {name: float(runs.loc[runs["algorithm"] == name, measure].mean()) for name in complete}
     best = (max if is_maximized(measure) else min)(means, key=lambda name: means[name])
     others = [(name, _compare(runs, measure, name, best)) for name in complete if name != best]
     return Verdict(measure, best, tuple((name, found) for name, found in others if found is not None))
+
+
+def find_approximate(runs: "pd.DataFrame", measure: str) -> tuple[str, ...]:
+    """Return the compared algorithms whose ψ missed its tolerance, if the measure depends on ψ: nobody wins then."""
+    names = _list_complete(runs, "status" if is_cost(measure) else measure)     # one that missed a level of ψ counts
+    return _select_approximate(runs, measure, names) if len(names) > 1 else ()
+
+
+def _list_complete(runs: "pd.DataFrame", measure: str) -> list[str]:
+    """Return the algorithms that have finished and have the measure for every seed; none with a single seed."""
+    return [] if runs["seed"].nunique() < 2 else [
+        str(name) for name, group in runs.groupby("algorithm", sort=False)
+        if measure in group and (group["status"] == "finished").all() and group[measure].notna().all()
+    ]
+
+
+def _select_approximate(runs: "pd.DataFrame", measure: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the algorithms with a missed tolerance; the cost of reaching a level of ψ depends on ψ too."""
+    metric = measure
+    if is_cost(measure):
+        target = measure.removeprefix(NODE_BYTES) if measure.startswith(NODE_BYTES) else str(runs["target"].iloc[0])
+        metric = re.split("[<>=]", target)[0]
+    if metric not in PSI_VALUES or "psi_converged" not in runs:
+        return ()
+    missed = set(runs.loc[runs["psi_converged"] == 0, "algorithm"])
+    return tuple(name for name in names if name in missed)
 
 
 def _compare(runs: "pd.DataFrame", measure: str, one: str, other: str) -> PairedDifference | None:

@@ -7,7 +7,7 @@ more it comes from 2000 resamples with a fixed seed: equal values give equal int
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
@@ -121,3 +121,11 @@ def compare_pairs(one: Iterable[float | None], other: Iterable[float | None]) ->
     interval = found.confidence_interval(LEVEL)
     return PairedDifference(
         mean, float(interval.low), float(interval.high), float(found.pvalue), int(differences.size))
+
+
+def compare_seeds(
+    one: Mapping[str, float | None], other: Mapping[str, float | None]
+) -> PairedDifference | None:
+    """Compare two algorithms by their values per seed, over the seeds that both have."""
+    common = [seed for seed in one if seed in other]
+    return compare_pairs([one[seed] for seed in common], [other[seed] for seed in common])

@@ -1,15 +1,19 @@
 """Ranking of algorithms: who wins each criterion, with which interval, and which runs are compared."""
 
 import json
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.dashboards.conftest import STEPS, TINY, write_group
 
 from dbo import components
 from dbo.algorithms.registry import algorithms
 from dbo.dashboards import ranking
 from dbo.dashboards.charts.curves import AXIS_TITLES, MAX_POINTS, build_curves
+from dbo.dashboards.charts.draw import DRAWERS
 from dbo.dashboards.charts.sensitivity import build_sensitivity_panels
 from dbo.dashboards.groups import GroupedRuns, group_runs
 from dbo.dashboards.load import load_runs
@@ -88,18 +92,27 @@ def test_tie_is_reported_as_a_tie(recorded: Path) -> None:
     assert ranking.ROUNDS.format_with_unit(1.0) == "1\u00a0round"
 
 
+def change_records(folder: Path, **values: float) -> None:
+    """Write values into all evaluations of a run."""
+    (folder / "manifest.json").unlink(missing_ok=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "sealed": False}))
+    records = [{**record, **values} for record in read_metrics(folder / "metrics.jsonl")]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def run_with_psi(folder: Path, values: Mapping[str, Sequence[float]]) -> None:
+    """Run each algorithm with a seed per value, and record these values of ψ."""
+    for name, many in values.items():
+        for seed, value in enumerate(many):
+            run(Experiment(**QUADRATIC, seed=seed, algorithm={"name": name}), folder / f"{name}-{seed}")
+            change_records(folder / f"{name}-{seed}", psi=value, psi_converged=1)
+
+
 def test_a_difference_within_its_interval_is_a_tie(tmp_path: Path) -> None:
     """Two algorithms whose order changes with the seed tie; one that is behind with every seed does not."""
     values = {"d_soba": [0.90, 0.92, 0.91], "sldbo": [0.91, 0.90, 0.915], "mdbo": [0.80, 0.81, 0.80]}
-    for name, many in values.items():
-        for seed, value in enumerate(many):
-            folder = tmp_path / f"{name}-{seed}"
-            run(Experiment(**QUADRATIC, seed=seed, algorithm={"name": name}), folder)
-            (folder / "manifest.json").unlink()
-            summary = json.loads((folder / "summary.json").read_text())
-            (folder / "summary.json").write_text(json.dumps({**summary, "sealed": False}))
-            records = [{**record, "psi": value} for record in read_metrics(folder / "metrics.jsonl")]
-            (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run_with_psi(tmp_path, values)
     runs = load_grouped(tmp_path)
     winner = ranking.find_winner(runs, runs.settings[0], ranking.PSI)
     assert winner is not None
@@ -108,6 +121,59 @@ def test_a_difference_within_its_interval_is_a_tie(tmp_path: Path) -> None:
     by_name = {group.algorithm: group for group in runs.seed_groups}
     assert ranking.PSI.is_tie(by_name["d_soba"], by_name["sldbo"])
     assert not ranking.PSI.is_tie(by_name["d_soba"], by_name["mdbo"])
+
+
+@pytest.mark.parametrize("target", [None, Target("psi", 0.95)])
+def test_psi_leads_and_has_no_winner_if_one_run_missed_its_tolerance(tmp_path: Path, target: Target | None) -> None:
+    """Also where ψ is the target. Nothing is bold in its column, and the run's value is marked."""
+    run_with_psi(tmp_path, {"d_soba": [0.90, 0.92], "sldbo": [0.95, 0.97]})
+    exact = load_grouped(tmp_path, target=target)
+    assert select_criteria(exact)[0] is ranking.PSI
+    assert [criterion.metric for criterion in select_criteria(exact)].count("psi") == 1
+    assert (build_cards(exact)[0].title, build_cards(exact)[0].winner) == ("Lowest final ψ", "d_soba")
+    assert [row.algorithm for row in build_rows(exact) if row.values[0].is_best] == ["d_soba"]
+    change_records(tmp_path / "sldbo-1", psi_converged=0, psi_residual=0.75)
+    runs = load_grouped(tmp_path, target=target)
+    card = build_cards(runs)[0]
+    assert (card.title, card.winner, card.value) == ("Final ψ", "", "no winner")
+    assert card.note == "approximate: the solve of ψ of sldbo missed its tolerance"
+    for number, criterion in enumerate(select_criteria(runs)):
+        is_free = target is None and criterion is not ranking.PSI               # costs of a level of ψ are not
+        assert any(row.values[number].is_best for row in build_rows(runs)) == (is_free and not criterion.is_cost)
+    details = {row.algorithm: row.values[0].detail for row in build_rows(runs)}
+    assert details["sldbo"].endswith("approximate; residual 7.5e-01")
+    assert "approximate" not in details["d_soba"]
+    (sentence,) = ranking.summarize(runs)
+    assert sentence.startswith("Final ψ")
+    assert "approximate, no winner: the solve of ψ of sldbo missed its tolerance" in sentence
+    assert "lowest ψ" not in sentence
+
+
+def test_one_seed_is_reported_as_untested(tmp_path: Path) -> None:
+    """In the sentence, and in the cards of one setting and of several; with two seeds nothing of it is said."""
+    run_with_psi(tmp_path / "one", {"d_soba": [0.90], "sldbo": [0.95]})
+    for name in ("d_soba-0", "sldbo-0"):
+        shutil.copytree(tmp_path / "one" / name, tmp_path / "two" / name)
+        text = (tmp_path / "one" / name / "experiment.yaml").read_text().replace("name: ring", "name: complete")
+        shutil.copytree(tmp_path / "one" / name, tmp_path / "two" / f"complete-{name}")
+        (tmp_path / "two" / f"complete-{name}" / "experiment.yaml").write_text(text)
+    for folder, value in (("one", "0.9"), ("two", "in 2 of 2 settings")):
+        runs = load_grouped(tmp_path / folder)
+        card = build_cards(runs)[0]
+        assert (card.winner, card.value) == ("d_soba", value)
+        assert card.note.endswith("one seed: not tested")
+        assert all("one seed: not tested." in sentence for sentence in ranking.summarize(runs))
+    run_with_psi(tmp_path / "seeds", {"d_soba": [0.90, 0.91], "sldbo": [0.95, 0.96]})
+    runs = load_grouped(tmp_path / "seeds")
+    assert build_cards(runs)[0].winner == "d_soba"
+    assert "tested" not in str(build_cards(runs)) + str(ranking.summarize(runs))
+
+
+def test_card_of_a_tie_names_all_and_no_winner(tmp_path: Path) -> None:
+    run_with_psi(tmp_path, {"d_soba": [0.90, 0.92], "sldbo": [0.91, 0.90]})
+    card = build_cards(load_grouped(tmp_path))[0]
+    assert (card.winner, card.value) == ("", "tie")
+    assert card.note.startswith("sldbo and d_soba (0.905); ")
 
 
 def test_target_that_no_algorithm_reaches_is_reported(recorded: Path) -> None:
@@ -152,8 +218,83 @@ def test_sensitivity_shows_the_claim_and_the_measurement(recorded: Path) -> None
     final = panel["points"][2]["final"]
     assert final is not None
     assert final[0] == pytest.approx(last, rel=1e-3)
-    assert "best 0.895 at 9" in panel["measured"]
+    assert f"best {last:.3f} at 9 (one seed: not tested)" in panel["measured"]
     assert build_sensitivity_panels(load_grouped(recorded / "compare")) == []
+
+
+@pytest.fixture(scope="module")
+def objectives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of λ on both objectives of the inner loop, with two seeds."""
+    root = tmp_path_factory.mktemp("objectives")
+    cells = []
+    for lam in (1.0, 10.0):
+        for objective in ("h", "h_over_lambda"):
+            for seed in (0, 1):
+                cells.append(f"cells/{lam:g}-{objective}-{seed}")
+                algorithm = {**STEPS["c2dfb"], "lam": lam, "y_objective": objective}
+                run(Experiment(**TINY, seed=seed, algorithm=algorithm), root / cells[-1])
+    axes = {"algorithm.lam": [1.0, 10.0], "algorithm.y_objective": ["h", "h_over_lambda"], "seed": [0, 1]}
+    write_group(root, cells, axes=axes, target="test_accuracy=0.3")
+    return root
+
+
+def test_sensitivity_has_a_panel_per_combination_of_the_other_parameters(objectives: Path) -> None:
+    """A mean over runs with h and with h/λ would be that of no method."""
+    panels = build_sensitivity_panels(load_grouped(objectives))
+    assert [panel["key"] for panel in panels] == ["algorithm.lam"] * 2
+    assert [panel["family"] for panel in panels] == ["y_objective=h", "y_objective=h_over_lambda"]
+    for panel, objective in zip(panels, ("h", "h_over_lambda"), strict=True):
+        assert [point["runs"] for point in panel["points"]] == [2, 2]
+        for point, lam in zip(panel["points"], (1, 10), strict=True):
+            for name, column in (("final", "test_accuracy"), ("second", "node_accuracy_mean")):
+                own = [read_metrics(objectives / f"cells/{lam}-{objective}-{seed}" / "metrics.jsonl")[-1][column]
+                       for seed in (0, 1)]
+                values = point["final"] if name == "final" else point["second"]
+                assert values is not None
+                assert values == pytest.approx([np.mean(own), min(own), max(own)], rel=1e-3)
+        assert panel["series"] == ["mean model", "mean over nodes"]
+        final = panel["points"][0]["final"]
+        assert final is not None
+        assert f"accuracy (mean model) {format_number(final[0])} at 1, " in panel["measured"]
+        assert "accuracy (mean over nodes) " in panel["measured"]
+    assert panels[0]["measured"] != panels[1]["measured"]
+
+
+def test_sensitivity_figure_names_the_other_parameters_and_both_metrics(objectives: Path) -> None:
+    """Panels of one parameter have the same axes."""
+    ((_, figure),) = DRAWERS["sensitivity"](load_grouped(objectives))
+    upper = [axis for axis in figure.axes if axis.get_title()]
+    assert [axis.get_title() for axis in upper] == ["y_objective=h", "y_objective=h_over_lambda"]
+    for axis in upper:
+        legend = axis.get_legend()
+        assert legend is not None
+        assert sorted(text.get_text() for text in legend.get_texts()) == ["mean model", "mean over nodes"]
+        assert len(axis.containers) == 2                                # each with its error bars
+    assert upper[0].get_ylim() == upper[1].get_ylim()
+
+
+def test_sensitivity_names_no_best_value_without_a_difference(objectives: Path, tmp_path: Path) -> None:
+    """Values whose paired difference is within its interval tie; one seed is not tested; ψ may be approximate."""
+    shutil.copytree(objectives, tmp_path / "s")
+    for seed, (one, ten) in enumerate(((0.5, 0.51), (0.6, 0.58))):
+        change_records(tmp_path / f"s/cells/1-h-{seed}", test_accuracy=one, node_accuracy_mean=0.5)
+        change_records(tmp_path / f"s/cells/10-h-{seed}", test_accuracy=ten, node_accuracy_mean=0.7, comm_mb=99.0)
+    measured = build_sensitivity_panels(load_grouped(tmp_path / "s"))[0]["measured"]
+    assert "accuracy (mean model) 0.55 at 1, 0.545 at 10; 1 and 10 tie for the best, 0.55 at 1" in measured
+    assert "accuracy (mean over nodes) 0.5 at 1, 0.7 at 10; best 0.7 at 10" in measured
+    assert "test_accuracy=0.3 costs least at 1: " in measured
+    assert "tested" not in measured
+    single = [tmp_path / f"s/cells/{lam}-h-0" for lam in (1, 10)]
+    measured = build_sensitivity_panels(load_grouped(*single, target=Target("test_accuracy", 0.3)))[0]["measured"]
+    assert "best 0.51 at 10 (one seed: not tested); " in measured
+    assert "test_accuracy=0.3 costs least at 1: " in measured
+    assert measured.count("(one seed: not tested)") == 3
+    for lam in (1, 10):
+        for seed in (0, 1):
+            change_records(tmp_path / f"s/cells/{lam}-h-{seed}", psi=0.1 * lam, psi_converged=lam == 1)
+    measured = build_sensitivity_panels(load_grouped(tmp_path / "s", target=Target("psi", 1.0)))[0]["measured"]
+    assert measured.startswith("ψ 0.1 at 1, 1 at 10; approximate, no best: ψ missed its tolerance; costs of psi")
+    assert "least" not in measured
 
 
 def test_bootstrap_interval_covers_the_mean_of_known_samples() -> None:

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from dbo.dashboards import outputs, report
 from dbo.dashboards.charts.costs import build_cost_panels
-from dbo.dashboards.charts.draw import COLUMN_WIDTH, add_legend, create_figure
+from dbo.dashboards.charts.draw import COLUMN_WIDTH, DRAWERS, add_legend, create_figure
+from dbo.dashboards.figure_file import save_figure
 from dbo.dashboards.figures import main as draw_overview
 from dbo.dashboards.groups import group_runs
 from dbo.dashboards.load import load_runs
@@ -24,6 +25,7 @@ from dbo.platform.cli import console as console_module
 from dbo.platform.cli import main
 from dbo.platform.cli import report as report_command
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.engine import evaluation
 from dbo.platform.errors import InputError
 from dbo.platform.runs.runner import run
 from dbo.platform.runs.schema import Target
@@ -217,9 +219,33 @@ def test_a_field_of_algorithms_is_one_figure(tmp_path: Path) -> None:
     assert panels.rows[2].label == "sparkle"
     assert calls["sparkle"] is None
     assert calls["d_soba"] == 7 * next(row.values[1].mean for row in panels.rows if row.label == "d_soba")
+    assert not any(panels.is_approximate)
     lines = list(outputs.export_report([tmp_path / "runs"], tmp_path / "r.html", tmp_path / "f", "costs", target))
     assert lines == [f"figures: {tmp_path / 'f'} (costs)"]
     assert (tmp_path / "f" / "costs.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(("target", "marked"), [("upper_loss=1e9", 1), ("psi=1e9", 4)])
+def test_the_field_marks_a_psi_that_missed_its_tolerance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, marked: int
+) -> None:
+    """The panel of ψ, and those of costs of a level of ψ."""
+    quadratic = {"nodes": 4, "rounds": 2, "engine": {"name": "local"},
+                 "task": {"name": "quadratic", "dim_x": 4, "dim_y": 8}}
+    for name in ("d_soba", "sldbo", "mdbo", "madsbo", "dsgda_gt"):
+        if name == "dsgda_gt":
+            monkeypatch.setattr(evaluation, "limit_products", lambda nodes, dim_y: 2)
+        run(Experiment(**quadratic, algorithm={"name": name}), tmp_path / "runs" / name)
+    grouped = group_runs(load_runs([tmp_path / "runs"], Target.parse(target)))
+    panels = build_cost_panels(grouped, grouped.settings[0])
+    assert panels is not None
+    assert [row.label for row in panels.rows if row.is_approximate] == ["dsgda_gt"]
+    assert panels.is_approximate == (True,) * marked + (False,) * (4 - marked)
+    ((_, figure),) = DRAWERS["costs"](grouped)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert [title.startswith("≈ ") for title in titles] == list(panels.is_approximate)
+    assert "approximate, ψ missed its tolerance" in " ".join(text.get_text() for text in figure.texts)
+    save_figure(figure, tmp_path / "costs.png", dpi=200)
 
 
 def test_module_draws_an_overview(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from tests.faults.malformed_input import read_tree
 
 from dbo.platform.cli import compare
+from dbo.platform.engine import evaluation
 
 Command = Callable[..., Any]
 Check = Callable[..., None]
@@ -137,6 +139,35 @@ def test_an_interrupted_comparison_is_resumed(dbo: Command, tiny_overrides: tupl
     assert first.out.endswith("; folder: c\n")
     assert first.out.count("\n") == 1
     assert json.loads((tmp_path / "c" / "f2ba" / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("seeds", ["0", "0,1"])
+@pytest.mark.parametrize("target", ["upper_loss=1e9", "psi=1e9"])
+def test_a_missed_tolerance_of_psi_is_shown_everywhere(
+    dbo: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seeds: str, target: str
+) -> None:
+    """Notice, table, verdicts, files and page say so, and name no winner by ψ; with enough products nothing does."""
+    options = ("compare", *SMALL, "rounds=2", "--algorithms", "d_soba,sldbo", "--seeds", seeds, "--target", target)
+    for folder in ("exact", "short"):
+        is_short = folder == "short"
+        if is_short:
+            monkeypatch.setattr(evaluation, "limit_products", lambda nodes, dim_y: 2)
+        done = dbo(*options, "--out", folder)
+        assert done.code == 0, done.err
+        runs, page = pd.read_csv(tmp_path / folder / "compare.csv"), (tmp_path / folder / "report.html").read_text()
+        body = page.partition('<header id="results">')[2].partition("</header>")[0]
+        assert ("psi and psi_gradient_norm are approximate: the residual" in done.out + done.err) == is_short
+        assert ("≈" in done.out) == is_short
+        assert set(runs["psi_converged"]) == {int(not is_short)}
+        assert (runs["psi_residual"] > 1e-8).all() == is_short
+        assert (f"approximate; residual {runs['psi_residual'].max():.1e}" in body) == is_short
+        assert ("no winner" in body) == is_short
+        assert (re.search("Final ψ.* (is|are) approximate, no winner", body) is not None) == is_short
+        if seeds == "0,1":
+            assert ("lowest ψ: approximate, no winner; ψ missed its tolerance: d_soba, sldbo" in done.out) == is_short
+            pairs = pd.read_csv(tmp_path / folder / "pairs.csv").set_index("measure")["winner"]
+            assert (pairs["psi"] == "approximate") == is_short
+            assert (pairs["rounds_to_target"] == "approximate") == (is_short and target == "psi=1e9")
 
 
 def test_no_number_of_the_table_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dbo.platform.config.experiment import Experiment
 from dbo.platform.errors import InputError
 from dbo.platform.runs import compare
 from dbo.platform.runs.schema import CLOSED_FORM_TARGET
-from dbo.platform.runs.seed_tables import build_pair_table, build_seed_table, find_verdict
+from dbo.platform.runs.seed_tables import build_pair_table, build_seed_table, find_approximate, find_verdict
 from dbo.platform.runs.statistics import compare_pairs
 
 Tiny = Callable[..., Experiment]
@@ -84,6 +84,24 @@ def test_an_algorithm_without_a_value_for_every_seed_is_not_compared() -> None:
     assert verdict is not None
     assert [name for name, _ in verdict.others] == ["c"]
     assert {"a", "c"} == set(build_pair_table(runs).query("measure == 'psi'")[["one", "other"]].values.ravel())
+
+
+@pytest.mark.parametrize("measure", ["psi", "rounds_to_target"])
+def test_nobody_wins_by_a_psi_that_missed_its_tolerance(measure: str) -> None:
+    """One run is enough, also if the cost of a level of ψ is compared; by other measures the same runs are ranked."""
+    runs = table(a=[0.1, 0.2, 0.3], b=[0.5, 0.61, 0.7], c=[0.7, 0.8, 0.91])
+    runs = runs.assign(psi_converged=1, psi_residual=1e-9, target="psi=0.9", rounds_to_target=10 * runs["psi"])
+    assert find_verdict(runs, measure) is not None
+    assert find_approximate(runs, measure) == ()
+    runs.loc[4, ["psi_converged", "psi_residual"]] = 0, 0.25
+    assert find_verdict(runs, measure) is None
+    assert find_approximate(runs, measure) == ("b",)
+    pairs = build_pair_table(runs).query("measure == @measure").set_index(["one", "other"])["winner"]
+    assert pairs.to_dict() == {("a", "b"): "approximate", ("a", "c"): "a", ("b", "c"): "approximate"}
+    runs.loc[3, "rounds_to_target"] = None              # whether b reached the level is known approximately
+    assert find_verdict(runs, measure) is None
+    assert find_verdict(runs, "test_accuracy") is not None
+    assert build_seed_table(runs)["psi_residual"].tolist() == [1e-9, 0.25, 1e-9]
 
 
 def test_means_have_intervals_and_counts() -> None:
