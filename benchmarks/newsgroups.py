@@ -5,13 +5,14 @@ loss, `torch.topk`, `index_add_`, all in one process. After the first round its 
 --data-dir the real messages are used (a folder with scikit_learn_data/), otherwise synthetic text of the same size.
 Memory is the peak of the sum over all processes of a separate run (PSS, so that shared pages count once), with the
 evaluations and the solve for ψ at its end, once without the process that writes to MLflow; --ray adds the same for the
-Ray engine.
+Ray engine. With --against it is compared with that commit's, once with ψ, which old commits do not compute, and once
+without.
 
 The versions run in turn, each in a process of its own with two threads: this code, the lines of its C²DFB as a user's
 plugin, and with --against another commit, from a git worktree. --algorithm compares another method with its default
-parameters instead.
+parameters instead; --algorithm all every method that both versions have, with the other commit's parameters.
 
-    python benchmarks/newsgroups.py [--data-dir DIR] [--against COMMIT] [--algorithm NAME]
+    python benchmarks/newsgroups.py [--data-dir DIR] [--against COMMIT] [--algorithm NAME|all] [--methods NAME,NAME]
         [--part naive|versions|memory] [--ray] [--quick]
 """
 
@@ -22,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from kernels import entropy_bound
 from round import RATIO, STEPS, local
 
 from dbo.algorithms.compression.compressors import count_kept
+from dbo.platform.config import yaml_io
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.runs.runner import prepare
 
@@ -181,35 +184,86 @@ for count, _ in enumerate(sys.stdin, start=1):
 """
 
 
+# Prints method → parameters, with the presets of the experiment; methods that it cannot have are left out.
+METHODS_OF = """
+import json, sys
+from dataclasses import fields
+sys.path.insert(0, ROOT)
+from dbo.algorithms.registry import algorithms
+from dbo.platform.experiment import Experiment
+
+found = {}
+for name in algorithms():
+    try:
+        config = Experiment(**{**EXPERIMENT, "algorithm": {"name": name}}).parts.config
+    except Exception:
+        continue
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    plain = {key: value for key, value in values.items() if isinstance(value, (bool, int, float, str))}
+    found[name] = plain | ({"compressor": EXPERIMENT["algorithm"]["compressor"]} if "compressor" in values else {})
+print(json.dumps(found))
+"""
+
+
+def choose_values(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of the experiment, with C²DFB."""
+    return experiment_values(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
+
+
+def list_methods(root: Path, chosen: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the methods of a version of the code that the experiment can have, with their parameters."""
+    code = f"ROOT, EXPERIMENT = {str(root)!r}, {choose_values(chosen)!r}\n" + METHODS_OF
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(root)}, stdout=subprocess.PIPE, text=True,
+        check=True,
+    )
+    methods: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return methods
+
+
+class NoRoundsError(Exception):
+    """A version of the code cannot run the experiment; the last line of what it printed."""
+
+
 class OtherProcess:
     """A process that runs the rounds of one version of the code, one at a time."""
 
-    def __init__(self, root: Path, chosen: argparse.Namespace, plugin: str | None = None) -> None:
-        given = experiment_values(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO})
-        if chosen.algorithm is not None:
-            given["algorithm"] = {"name": chosen.algorithm}
+    def __init__(
+        self, root: Path, chosen: argparse.Namespace, algorithm: dict[str, Any] | None = None, plugin: str | None = None
+    ) -> None:
+        given = choose_values(chosen)
+        if algorithm is not None:
+            given["algorithm"] = algorithm
         if plugin is not None:
             given |= {"plugins": [plugin], "algorithm": {**given["algorithm"], "name": PLUGIN_NAME}}
         values = {"ROOT": str(root), "EXPERIMENT": given}
         code = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + ROUNDS_OF
+        self._errors = tempfile.TemporaryFile("w+")     # noqa: SIM115  # closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env={**os.environ, "PYTHONPATH": str(root)},
         )
-        if self._read() != "ready":
-            raise SystemExit(f"no rounds from {root}")
         self._processor: list[float] = []
+        if self._read() != "ready":
+            raise NoRoundsError(self._describe_failure())
 
     def _read(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
+
+    def _describe_failure(self) -> str:
+        self.close()
+        self._errors.seek(0)
+        return (self._errors.read().strip().splitlines() or ["no message"])[-1].strip()
 
     def advance(self) -> float:
         """Run a round; return its seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        wall, processor = map(float, self._read().split())
+        if not (answer := self._read()):
+            raise NoRoundsError(self._describe_failure())
+        wall, processor = map(float, answer.split())
         self._processor.append(processor)
         return wall
 
@@ -219,7 +273,8 @@ class OtherProcess:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
 
@@ -234,45 +289,92 @@ def write_plugin(folder: str) -> str:
     return str(file)
 
 
-def compare_processes(chosen: argparse.Namespace) -> None:
-    """Run rounds of this code, of its C²DFB as a plugin, and of another commit in turn, on two threads each."""
+@contextmanager
+def check_out(commit: str) -> Iterator[Path]:
+    """Yield a git worktree of another commit, in which `import dbo` works."""
+    git = ["git", "-C", str(ROOT), "worktree"]
     with tempfile.TemporaryDirectory() as folder:
-        others = {"this code": OtherProcess(ROOT, chosen)}
-        if chosen.algorithm is None:
-            others["the same lines as a plugin"] = OtherProcess(ROOT, chosen, write_plugin(folder))
-        old = Path(folder) / "old"
-        if chosen.against:
-            git = ["git", "-C", str(ROOT), "worktree"]
-            subprocess.run([*git, "add", "--quiet", "--detach", str(old), chosen.against], check=True)
-            if not (old / "dbo").exists():      # commits without a public package
-                (old / "dbo").mkdir()
-                (old / "dbo" / "__init__.py").touch()
-                for name in ("algorithms", "dashboards", "platform", "sweeps", "tasks"):
-                    (old / "dbo" / name).symlink_to(old / name)
+        root = Path(folder) / "old"
+        subprocess.run([*git, "add", "--quiet", "--detach", str(root), commit], check=True)
         try:
-            if chosen.against:
-                others[chosen.against] = OtherProcess(old, chosen)
-            repeats = 4
-            times = measure.run_in_turn(
-                {name: each.advance for name, each in others.items()}, repeats=repeats, warm_up=1)
-            processor = {name: each.processor_times(repeats) for name, each in others.items()}
-            measure.show(times)
-            print(f"  processor time of the same rounds; load {os.getloadavg()[0]:.1f}", flush=True)
-            measure.show(processor)
-            ours, least = times["this code"], 1.8 if chosen.algorithm is None else 1.0
-            if chosen.algorithm is None:
-                measure.judge("plugin : built-in", times["the same lines as a plugin"], ours, most=1.2)
-            if chosen.against:
-                measure.judge(f"{chosen.against} : this code", times[chosen.against], ours, least=least)
-                measure.judge(
-                    f"{chosen.against} : this code, processor time", processor[chosen.against], processor["this code"],
-                    least=least,
-                )
+            if not (root / "dbo").exists():     # commits without a public package
+                (root / "dbo").mkdir()
+                (root / "dbo" / "__init__.py").touch()
+                for name in ("algorithms", "dashboards", "platform", "sweeps", "tasks"):
+                    (root / "dbo" / name).symlink_to(root / name)
+            yield root
         finally:
-            for each in others.values():
-                each.close()
-            if chosen.against:
-                subprocess.run([*git, "remove", "--force", str(old)], check=False)
+            subprocess.run([*git, "remove", "--force", str(root)], check=False)
+
+
+def compare_processes(chosen: argparse.Namespace, old: Path | None) -> None:
+    """Run rounds of this code, of its C²DFB as a plugin, and of another commit in turn, on two threads each."""
+    algorithm = None if chosen.algorithm is None else {"name": chosen.algorithm}
+    others: dict[str, OtherProcess] = {}
+    with tempfile.TemporaryDirectory() as folder, close_all(others):
+        others["this code"] = OtherProcess(ROOT, chosen, algorithm)
+        if algorithm is None:
+            others["the same lines as a plugin"] = OtherProcess(ROOT, chosen, plugin=write_plugin(folder))
+        if old is not None:
+            others[chosen.against] = OtherProcess(old, chosen, algorithm)
+        times, processor = time_processes(others, repeats=4)
+        ours, least = times["this code"], 1.8 if algorithm is None else 1.0
+        if algorithm is None:
+            measure.judge("plugin : built-in", times["the same lines as a plugin"], ours, most=1.2)
+        if old is not None:
+            measure.judge(f"{chosen.against} : this code", times[chosen.against], ours, least=least)
+            measure.judge(
+                f"{chosen.against} : this code, processor time", processor[chosen.against], processor["this code"],
+                least=least,
+            )
+
+
+@contextmanager
+def close_all(processes: dict[str, OtherProcess]) -> Iterator[None]:
+    """Close the processes at the end."""
+    try:
+        yield
+    finally:
+        for each in processes.values():
+            each.close()
+
+
+def time_processes(
+    processes: dict[str, OtherProcess], repeats: int
+) -> tuple[dict[str, measure.Times], dict[str, measure.Times]]:
+    """Run rounds in turn; print and return their seconds and their processor time."""
+    times = measure.run_in_turn({name: each.advance for name, each in processes.items()}, repeats=repeats, warm_up=1)
+    processor = {name: each.processor_times(repeats) for name, each in processes.items()}
+    measure.show(times)
+    print(f"  processor time of the same rounds; load {os.getloadavg()[0]:.1f}", flush=True)
+    measure.show(processor)
+    return times, processor
+
+
+def compare_methods(chosen: argparse.Namespace, old: Path) -> None:
+    """Compare a round of every method that both versions have, with the parameters of the other commit."""
+    before, now = list_methods(old, chosen), list_methods(ROOT, chosen)
+    for version, here, there in ((chosen.against, before, now), ("this code", now, before)):
+        if only := [name for name in here if name not in there]:
+            print(f"  skipped, only in {version}: {', '.join(only)}", flush=True)
+    wanted = None if chosen.methods is None else chosen.methods.split(",")
+    if unknown := [name for name in wanted or () if name not in before or name not in now]:
+        raise SystemExit(f"--methods: not in both versions: {', '.join(unknown)}")
+    for name in wanted or [name for name in before if name in now]:
+        processes: dict[str, OtherProcess] = {}
+        with close_all(processes):
+            try:
+                for version, root in ((chosen.against, old), ("this code", ROOT)):
+                    processes[version] = OtherProcess(root, chosen, {"name": name, **before[name]})
+                print(f"{name}", flush=True)
+                _, processor = time_processes(processes, repeats=2)
+            except NoRoundsError as error:
+                print(f"  {name} skipped, it does not run with the parameters of {chosen.against}: {error}", flush=True)
+                continue
+            measure.judge(
+                f"{chosen.against} : this code, {name}, processor time", processor[chosen.against],
+                processor["this code"], least=1.0,
+            )
 
 
 TRACKING = b"dbo.platform.tracking.process"      # in the command line of the process that writes to MLflow
@@ -304,24 +406,24 @@ def measure_pss(root: int) -> tuple[int, int]:
     return total, total - tracking
 
 
-def measure_peak(experiment: Experiment, folder: str) -> tuple[float, float, float]:
+def measure_peak(values: dict[str, Any], folder: str, root: Path = ROOT) -> tuple[float, float, float]:
     """Return the peak gigabytes of a separate run, with and without tracking, and its seconds per round.
 
-    Evaluations, the solve for ψ at the end and the state file are included.
+    Evaluations, the solve for ψ at the end and the state file are included. `root` is the version of the code.
     """
-    file = Path(folder) / f"{experiment.engine['name']}.yaml"
-    file.write_text(Experiment(**{**experiment.to_dict(), "rounds": 2, "checkpoint_every": 1000}).to_yaml())
+    file = Path(tempfile.mkdtemp(dir=folder)) / "experiment.yaml"
+    file.write_text(yaml_io.dump(values))
     out = file.with_suffix("")
     run = subprocess.Popen(
         [sys.executable, "-m", "dbo.platform.cli", "run", str(file), "--out", str(out), "--quiet"],
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
     )
     most, own = 0, 0
     while run.poll() is None:
         most, own = (max(pair) for pair in zip((most, own), measure_pss(run.pid), strict=True))
         time.sleep(0.2)
     if run.returncode:
-        raise SystemExit(f"the run for memory failed with exit code {run.returncode}")
+        raise SystemExit(f"the run for memory in {root} failed with exit code {run.returncode}")
     lines = (out / "metrics.jsonl").read_text().splitlines()
     return most / 1e9, own / 1e9, (json.loads(lines[-1])["seconds"]) / 2
 
@@ -331,16 +433,29 @@ def main() -> None:
     options.add_argument("--data-dir", help="folder with scikit_learn_data/; without it, synthetic text")
     options.add_argument("--ray", action="store_true", help="also measure the memory of a run on Ray")
     options.add_argument("--against", metavar="COMMIT", help="also compare with another commit, on two threads")
-    options.add_argument("--algorithm", metavar="NAME", help="compare a round of another method, not of C²DFB")
+    options.add_argument(
+        "--algorithm", metavar="NAME",
+        help="compare a round of another method, not of C²DFB; all: of every method that both versions have")
+    options.add_argument("--methods", metavar="NAMES", help="with --algorithm all: only these, separated by commas")
     options.add_argument("--part", choices=("naive", "versions", "memory"), help="only one part of the measurements")
     options.add_argument("--quick", action="store_true", help="a small problem with few repeats, as a test")
     chosen = options.parse_args()
-    if chosen.part in (None, "versions"):
-        compare_processes(chosen)
-    if chosen.part in (None, "naive"):
-        compare_naive(chosen)
-    if chosen.part in (None, "memory"):
-        measure_memory(chosen)
+    if chosen.algorithm == "all" and chosen.against is None:
+        options.error("--algorithm all needs --against COMMIT")
+    if chosen.methods is not None and chosen.algorithm != "all":
+        options.error("--methods needs --algorithm all")
+    if chosen.data_dir is not None:
+        chosen.data_dir = str(Path(chosen.data_dir).resolve())      # runs have other working directories
+    with check_out(chosen.against) if chosen.against else nullcontext() as old:
+        if chosen.part in (None, "versions"):
+            if chosen.algorithm == "all" and old is not None:
+                compare_methods(chosen, old)
+            else:
+                compare_processes(chosen, old)
+        if chosen.part in (None, "naive"):
+            compare_naive(chosen)
+        if chosen.part in (None, "memory"):
+            measure_memory(chosen, old)
 
 
 def compare_naive(chosen: argparse.Namespace) -> None:
@@ -383,15 +498,15 @@ def compare_naive(chosen: argparse.Namespace) -> None:
     measure.judge_number("bytes of a message : entropy bound", sent / entropy_bound(int(k), dim), most=1.05)
 
 
-def measure_memory(chosen: argparse.Namespace) -> None:
-    """Measure the peak memory of a run."""
+def measure_memory(chosen: argparse.Namespace, old: Path | None) -> None:
+    """Measure the peak memory of a run, and compare it with that of another commit."""
     if not PROC.exists():
         print("  memory: not measured, this system has no /proc", flush=True)
         return
     with tempfile.TemporaryDirectory() as folder:
         for engine in ("local", "ray") if chosen.ray else ("local",):
-            most, own, seconds = measure_peak(
-                make_experiment(chosen.data_dir, chosen.quick, {"name": "top_k", "ratio": RATIO}, engine), folder)
+            values = choose_values(chosen) | {"engine": {"name": engine}, "rounds": 2, "checkpoint_every": 1000}
+            most, own, seconds = measure_peak(values, folder)
             print(f"  {engine}: {seconds:.2f} s a round", flush=True)
             what = f"peak memory of a run, engine {engine}"
             if engine == "local":
@@ -400,6 +515,14 @@ def measure_memory(chosen: argparse.Namespace) -> None:
             else:
                 measure.judge_number(what, most, most=3, unit=" GB")
                 print(f"  without the MLflow process: {own:.3f} GB", flush=True)
+            if old is not None:
+                before, _, _ = measure_peak(values, folder, old)
+                without, _, _ = measure_peak(values | {"psi_every": None}, folder)
+                print(f"  all processes: {chosen.against} {before:.3f} GB, this code {most:.3f} GB, "
+                      f"without ψ {without:.3f} GB", flush=True)
+                for which, peak in (("with ψ", most), ("without ψ", without)):
+                    measure.judge_number(
+                        f"this code {which} : {chosen.against}, {what}, all processes", peak / before, most=1)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,31 @@ def test_newsgroups_benchmark_runs() -> None:
     assert re.search(r"engine local, without the MLflow process: \d\.\d+ GB, target at most 1\.9 GB: met", output)
 
 
+NEEDS_GIT = pytest.mark.skipif(not (BENCHMARKS.parent / ".git").exists(), reason="no git repository")
+
+
+@NEEDS_GIT
+@pytest.mark.slow
+def test_newsgroups_benchmark_compares_every_method_with_another_commit() -> None:
+    """A ratio of processor times per method; one that does not run with the other commit's parameters is skipped."""
+    chosen = ("--algorithm", "all", "--methods", "d_soba,f2ba,mdbo")
+    output = run_benchmark("newsgroups.py", "--part", "versions", "--against", "HEAD", *chosen)
+    for name in ("d_soba", "mdbo"):
+        assert re.search(f"HEAD : this code, {name}, processor time" + JUDGED, output)
+    assert "f2ba skipped, it does not run with the parameters of HEAD: " in output or "HEAD : this code, f2ba" in output
+
+
+@NEEDS_GIT
+@pytest.mark.slow
+def test_newsgroups_benchmark_compares_memory_with_another_commit() -> None:
+    """Peaks of all processes, with ψ and without, as ratios to that of the other commit."""
+    output = run_benchmark("newsgroups.py", "--part", "memory", "--against", "HEAD")
+    assert re.search(r"all processes: HEAD \d\.\d+ GB, this code \d\.\d+ GB, without ψ \d\.\d+ GB", output)
+    for which in ("with ψ", "without ψ"):
+        what = f"this code {which} : HEAD, peak memory of a run, engine local, all processes"
+        assert re.search(rf"{what}: \d\.\d+×, target at most 1×: (met|MISSED)", output)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_engine_benchmark_runs() -> None:

@@ -189,6 +189,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 
 
 # Ω of the paper's analysis: Ω₂ of the outer loop, Ω₁ … Ω₄ of each inner loop, as root mean squares over the nodes.
+# Compression errors of the outer loop exist with `compressor_x` alone: otherwise its reference points have no columns.
 ERRORS = ErrorTerms(
     consensus=lambda st: {
         "z": st.loop_z.d, "tracker_x": st.s, "tracker_y": st.loop_y.s, "tracker_z": st.loop_z.s,
@@ -196,7 +197,7 @@ ERRORS = ErrorTerms(
     compression=lambda st: {
         "y": (st.loop_y.d, st.loop_y.d_hat), "tracker_y": (st.loop_y.s, st.loop_y.s_hat),
         "z": (st.loop_z.d, st.loop_z.d_hat), "tracker_z": (st.loop_z.s, st.loop_z.s_hat),
-    },
+    } | ({"x": (st.x, st.outer.x_hat), "tracker_x": (st.s, st.outer.s_hat)} if st.outer.x_hat.shape[1] else {}),
 )
 
 

@@ -21,6 +21,7 @@ from dbo.algorithms.api import (
     Array,
     Claim,
     Compressor,
+    ErrorTerms,
     Key,
     Message,
     Noise,
@@ -124,6 +125,10 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "c2dfb_lead", config=Config, state=State, init=init,
     packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
     family="penalty", citation="this project, unpublished, 2026", oracles="first_order",
+    errors=ErrorTerms(
+        consensus=lambda st: {"z": st.z, "tracker_x": st.s},
+        compression=lambda st: {"y": (st.y, st.loop_y.ref), "z": (st.z, st.loop_z.ref)},
+    ),
     reference=references.c2dfb_lead,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,

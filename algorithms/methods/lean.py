@@ -24,6 +24,7 @@ from dbo.algorithms.api import (
     Array,
     Claim,
     Compressor,
+    ErrorTerms,
     Noise,
     Shard,
     TopK,
@@ -121,6 +122,12 @@ def with_ratio(q: Compressor, ratio: float | None) -> Compressor:
     "lean", config=Config, state=State, init=init,
     packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 1, penalty=lambda cfg: cfg.lam,
     family="penalty", citation="this project, unpublished, 2026", oracles="first_order",
+    errors=ErrorTerms(
+        consensus=lambda st: {"z": st.z},
+        compression=lambda st: {
+            name: (loop.v, loop.ref) for name, loop in (("x", st.loop_x), ("y", st.loop_y), ("z", st.loop_z))
+        },
+    ),
     reference=references.lean,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=600,

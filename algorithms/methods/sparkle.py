@@ -13,8 +13,7 @@ It reaches the minimiser of ψ exactly, whatever the heterogeneity and the rules
 
 Each rule keeps one array per variable besides s and its direction. ed: ψ = s − a D of the last round, so that the line
 above is s⁺ = W̃ (ψ + s − ψ_last). extra: q, the sum of all s − W̃ s, so that it is s⁺ = W̃ s − a D − q. Both forms
-have the same iterates; they keep mean(s⁺ − s) = −a mean(D) where a changes with the rounds. gt: the D that T has taken
-in.
+have the same iterates; they keep mean(s⁺ − s) = −a mean(D) where a changes with the rounds. gt: the tracker T.
 
 Per round a node sends x, y and v in 1 packet: d_x + 2 d_y values, and each variable with the rule gt once more.
 Oracles: 3 partial gradients, 1 Hessian- and 1 Jacobian-vector product. With mini-batches one batch per round serves
@@ -24,7 +23,20 @@ the three directions.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from dbo.algorithms.api import MINIMISER, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import (
+    MINIMISER,
+    Array,
+    Claim,
+    ErrorTerms,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    param,
+    round_key,
+)
 from dbo.algorithms.parts.soba import Directions, directions
 from dbo.algorithms.references import hessian_methods as references
 
@@ -52,8 +64,15 @@ class State:
     x: Array
     y: Array
     v: Array
-    along: Directions         # of the next steps: D (x: r), with gt the trackers T
-    memory: Directions        # ed: ψ, extra: q, gt: D (x: r)
+    d: Directions             # D (x: r), with gt what T has taken in
+    memory: Directions        # ed: ψ, extra: q; with gt no columns
+    track: Directions         # gt: T; with ed and extra no columns
+
+    @property
+    def along(self) -> Directions:
+        """The directions of the next steps: T where there is one, otherwise D."""
+        pairs = ((self.track.x, self.d.x), (self.track.y, self.d.y), (self.track.v, self.d.v))
+        return Directions(*(track if track.shape[1] else d for track, d in pairs))
 
     @property
     def direction(self) -> Array:
@@ -62,20 +81,26 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One of the three variables: s, the direction of its next step, and what its rule remembers."""
+    """One of the three variables: s, its direction D, and what its rule remembers."""
 
     name: str
     rule: Rule
     step: float
     s: Array
-    along: Array
+    d: Array
     memory: Array
+    track: Array
+
+    @property
+    def along(self) -> Array:
+        """The direction of the next step."""
+        return self.track if self.rule == "gt" else self.d
 
     def send(self) -> dict[str, Array]:
         """Return the channels of this variable."""
         if self.rule == "ed":
             return {self.name: self.corrected}
-        return {self.name: self.s} | ({f"t_{self.name}": self.along} if self.rule == "gt" else {})
+        return {self.name: self.s} | ({f"t_{self.name}": self.track} if self.rule == "gt" else {})
 
     @property
     def local(self) -> Array:
@@ -90,7 +115,7 @@ class Level:
         return corrected
 
     def move(self, mixed: Array) -> tuple[Array, Array]:
-        """Return s⁺ and the rule's new memory; for gt the memory changes with the new direction."""
+        """Return s⁺ and the rule's new memory; gt has its tracker instead."""
         if self.rule == "ed":
             return 0.5 * (self.corrected + mixed), self.local
         if self.rule == "extra":
@@ -102,25 +127,27 @@ class Level:
 
 def levels(st: State, cfg: Config) -> tuple[Level, Level, Level]:
     return (
-        Level("x", cfg.rule_x, cfg.eta_x, st.x, st.along.x, st.memory.x),
-        Level("y", cfg.rule_y, cfg.eta_y, st.y, st.along.y, st.memory.y),
-        Level("v", cfg.rule_v, cfg.eta_v, st.v, st.along.v, st.memory.v),
+        Level("x", cfg.rule_x, cfg.eta_x, st.x, st.d.x, st.memory.x, st.track.x),
+        Level("y", cfg.rule_y, cfg.eta_y, st.y, st.d.y, st.memory.y, st.track.y),
+        Level("v", cfg.rule_v, cfg.eta_v, st.v, st.d.v, st.memory.v, st.track.v),
     )
 
 
 def init(shard: Shard, cfg: Config) -> State:
-    """Initialize v = 0 and r = D_x; ψ = s and q = 0 make the first step that of each rule."""
+    """Initialize v = 0, r = D_x and T = D; ψ = s and q = 0 make the first step that of each rule."""
     t, x, y = counter(shard), shard.x0, shard.y0
     v = 0 * y
     d = directions(shard.sample(round_key(shard, t)), x, y, v)
 
-    def remember(rule: Rule, s: Array, new: Array) -> Array:
-        return {"ed": s, "extra": 0 * s, "gt": new}[rule]
+    def remember(rule: Rule, s: Array) -> Array:
+        return {"ed": s, "extra": 0 * s, "gt": 0 * s[:, :0]}[rule]
 
-    memory = Directions(
-        x=remember(cfg.rule_x, x, d.x), y=remember(cfg.rule_y, y, d.y), v=remember(cfg.rule_v, v, d.v)
-    )
-    return State(t=t, x=x, y=y, v=v, along=d, memory=memory)
+    def track(rule: Rule, new: Array) -> Array:
+        return new if rule == "gt" else 0 * new[:, :0]
+
+    memory = Directions(x=remember(cfg.rule_x, x), y=remember(cfg.rule_y, y), v=remember(cfg.rule_v, v))
+    trackers = Directions(x=track(cfg.rule_x, d.x), y=track(cfg.rule_y, d.y), v=track(cfg.rule_v, d.v))
+    return State(t=t, x=x, y=y, v=v, d=d, memory=memory, track=trackers)
 
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
@@ -130,7 +157,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
         s = new.name
         found[f"mean({s}) steps by −η_{s} mean(d_{s})"] = mean(new.s - old.s) + old.step * mean(old.along)
         if s == "x":
-            local = (1 - cfg.theta) * average(before, cfg) + cfg.theta * d.x
+            local = (1 - cfg.theta) * before.d.x + cfg.theta * d.x
         if new.rule == "ed":
             found[f"mean(ψ_{s}) = mean({s})"] = mean(new.memory - new.s)
         elif new.rule == "extra":
@@ -139,10 +166,17 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     return found
 
 
+def list_trackers(st: State) -> dict[str, Array]:
+    """Return the trackers by name: those of the variables whose rule is gt."""
+    trackers = {"tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_v": st.track.v}
+    return {name: rows for name, rows in trackers.items() if rows.shape[1]}
+
+
 @algorithm(
     "sparkle", config=Config, state=State, init=init,
     packets=lambda cfg: 1, batches=lambda cfg: 1,
     family="soba", oracles="second_order", citation="Zhu et al. 2024, NeurIPS, arXiv 2411.14166",
+    errors=ErrorTerms(consensus=lambda st: {"v": st.v} | list_trackers(st)),
     reference=references.sparkle,
     claim=Claim(
         limit=MINIMISER, invariants=invariants, rounds=300, steps={"eta_x": 0.2, "eta_y": 0.4, "eta_v": 0.4},
@@ -161,19 +195,9 @@ async def sparkle(st: State, shard: Shard, cfg: Config) -> State:
 
     t = st.t + 1
     d = directions(shard.sample(round_key(shard, t)), x, y, v)
-    r = (1 - cfg.theta) * average(st, cfg) + cfg.theta * d.x                            # moving average of D_x
-    new = (r, d.y, d.v)
-    along = Directions(*(
-        mixed[f"t_{level.name}"] + (local - level.memory) if level.rule == "gt" else local
-        for level, local in zip(old, new, strict=True)
+    new = Directions(x=(1 - cfg.theta) * st.d.x + cfg.theta * d.x, y=d.y, v=d.v)        # moving average of D_x
+    track = Directions(*(
+        mixed[f"t_{level.name}"] + (local - level.d) if level.rule == "gt" else level.track
+        for level, local in zip(old, (new.x, new.y, new.v), strict=True)
     ))
-    memory = Directions(*(
-        local if level.rule == "gt" else kept
-        for level, local, kept in zip(old, new, (memory_x, memory_y, memory_v), strict=True)
-    ))
-    return State(t=t, x=x, y=y, v=v, along=along, memory=memory)
-
-
-def average(st: State, cfg: Config) -> Array:
-    """Return r, the moving average of the node's D_x."""
-    return st.memory.x if cfg.rule_x == "gt" else st.along.x
+    return State(t=t, x=x, y=y, v=v, d=new, memory=Directions(x=memory_x, y=memory_y, v=memory_v), track=track)

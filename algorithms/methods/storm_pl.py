@@ -20,7 +20,20 @@ departs: the first estimates see all samples.
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import PENALTY, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import (
+    PENALTY,
+    Array,
+    Claim,
+    ErrorTerms,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    param,
+    round_key,
+)
 from dbo.algorithms.methods.dsgda_gt import Triple, directions
 from dbo.algorithms.references import penalty_methods as references
 
@@ -82,6 +95,9 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "storm_pl", config=Config, state=State, init=init,
     packets=lambda cfg: 1, batches=lambda cfg: 1, penalty=lambda cfg: cfg.lam,
     family="penalty", oracles="first_order", citation="ICML 2026, poster 64280 (our reading of the code)",
+    errors=ErrorTerms(consensus=lambda st: {
+        "z": st.z, "tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_z": st.track.z,
+    }),
     reference=references.storm_pl,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=900,

@@ -23,7 +23,20 @@ departs: one batch per round serves all directions; two would leave c times the 
 
 from dataclasses import dataclass
 
-from dbo.algorithms.api import MOREAU, Array, Claim, Noise, Shard, algorithm, counter, mean, mix, param, round_key
+from dbo.algorithms.api import (
+    MOREAU,
+    Array,
+    Claim,
+    ErrorTerms,
+    Noise,
+    Shard,
+    algorithm,
+    counter,
+    mean,
+    mix,
+    param,
+    round_key,
+)
 from dbo.algorithms.parts.penalty import upper_gradient
 from dbo.algorithms.references import penalty_methods as references
 
@@ -95,6 +108,9 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "sun_dsbo", config=Config, state=State, init=init,
     packets=lambda cfg: 1, batches=lambda cfg: 1,
     family="penalty", oracles="first_order", citation="Ma et al. 2026, arXiv 2601.22682",
+    errors=ErrorTerms(consensus=lambda st: {
+        "theta": st.theta, "tracker_x": st.track.x, "tracker_y": st.track.y, "tracker_theta": st.track.theta,
+    }),
     reference=references.sun_dsbo,
     claim=Claim(
         limit=MOREAU, invariants=invariants, rounds=900, steps={"eta_x": 0.05, "eta_y": 0.1, "eta_theta": 0.1},

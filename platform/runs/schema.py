@@ -79,11 +79,12 @@ METRICS = {metric.name: metric for metric in (
     Metric("tune_loss", "min", "mean over the nodes' own models of the upper loss on the samples held out for tuning"),
     Metric("tune_accuracy", "max", "mean over the nodes' own models of the accuracy on those samples"),
     *(Metric(f"consensus_{name}", "min", f"consensus error of {what}") for name, what in (
-        ("z", "z"), ("v", "v"), ("tracker_x", "the tracker of x"), ("tracker_y", "the tracker of y"),
-        ("tracker_z", "the tracker of z"), ("tracker_v", "the tracker of v"))),
+        ("z", "z"), ("v", "v"), ("theta", "θ"), ("tracker_x", "the tracker of x"), ("tracker_y", "the tracker of y"),
+        ("tracker_z", "the tracker of z"), ("tracker_v", "the tracker of v"), ("tracker_theta", "the tracker of θ"))),
     *(Metric(f"compression_{name}", "min", f"root mean square distance of {what} to the neighbours' copies")
       for name, what in (
-        ("y", "y"), ("z", "z"), ("tracker_y", "the tracker of y"), ("tracker_z", "the tracker of z"))),
+        ("x", "x"), ("y", "y"), ("z", "z"), ("tracker_x", "the tracker of x"), ("tracker_y", "the tracker of y"),
+        ("tracker_z", "the tracker of z"))),
     Metric("timestamp", "min", "time at which the line was written", is_cost=True),
     Metric("solution_error", "min", "relative distance to the minimiser of ψ"),
     Metric("penalty_error", "min", "relative distance to the minimiser of ψ_λ for the method's λ"),

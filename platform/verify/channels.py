@@ -1,10 +1,10 @@
 """Find channels whose content changes nothing: bytes that an algorithm sends in vain.
 
-Everything that the nodes receive on one channel gets noise added. If x and y then end with the same bits, no node uses
-that channel.
+Everything that the nodes receive on one channel gets noise added. If x and y then have the same bits in every round, no
+node uses that channel. A run stops at the first round that differs, which is the second for most trackers.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,20 +27,21 @@ def find_channels(algorithm: Algorithm, start: Start) -> tuple[list[str], list[s
         names.update(dict.fromkeys(outgoing.channels))
         return answers
 
-    expected = _run(algorithm, start, record)
-    unused = [name for name in names if _are_equal(expected, _run(algorithm, start, _Noise(name)))]
+    expected = list(_run(algorithm, start, record))
+    unused = [name for name in names if all(map(_are_equal, expected, _run(algorithm, start, _Noise(name))))]
     return list(names), unused
 
 
-def _run(algorithm: Algorithm, start: Start, change: Change) -> tuple[Array, Array]:
+def _run(algorithm: Algorithm, start: Start, change: Change) -> Iterator[tuple[Array, Array]]:
+    """Yield x and y after each round."""
     async def round_(st: Any, shard: Any, cfg: Any) -> Any:
         return await _Changed(algorithm, (st, shard, cfg), change)
 
     engine = start(replace(algorithm, round=round_))
+    block = engine.local_blocks[0]
     for number in range(1, ROUNDS + 1):
         engine.advance(number)
-    block = engine.local_blocks[0]
-    return block.rows("x").copy(), block.rows("y").copy()
+        yield block.rows("x").copy(), block.rows("y").copy()
 
 
 def _are_equal(one: tuple[Array, Array], other: tuple[Array, Array]) -> bool:

@@ -39,6 +39,14 @@ def shorten(config: Any, few: int) -> Any:
     return replace(config, **changes)
 
 
+def list_lengths(config: Any) -> set[str]:
+    """Return the fields that say how many steps or terms there are, at least one: they turn nothing on or off."""
+    return {
+        field.name for field in fields(config)
+        if type(getattr(config, field.name)) is int and (declaration(field).ge or 0) >= 1
+    }
+
+
 def list_compressors(config: Any) -> dict[str, Any]:
     """Return the fields that hold a compressor."""
     return {field.name: value for field in fields(config) if _is_compressor(value := getattr(config, field.name))}

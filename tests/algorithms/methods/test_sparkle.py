@@ -73,7 +73,7 @@ def test_means_keep_their_steps_under_a_schedule(lab: Any, rules: tuple[str, ...
         # the correction is forgotten: plain diffusion, plain gossip descent
         ("ed", lambda level, mixed: (0.5 * (level.local + mixed - (level.s - level.memory)), level.local)),
         ("extra", lambda level, mixed: (0.5 * (level.s + mixed) - level.step * level.along, level.memory)),
-        ("gt", lambda level, mixed: (mixed - level.step * level.memory, level.memory)),
+        ("gt", lambda level, mixed: (mixed - level.step * level.d, level.memory)),
     ],
 )
 def test_a_rule_without_its_correction_fails(monkeypatch: pytest.MonkeyPatch, rule: str, wrong: Any) -> None:

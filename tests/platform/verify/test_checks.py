@@ -91,6 +91,19 @@ FAULTS = {
         (("gap_s=v.gap_s + wq_s", "gap_s=v.gap_s + 0 * wq_s"),),
         "channels", ("y_s, z_s: noise",),
     ),
+    "a message without effect under compressor_x": Fault(
+        (("ws = outer.wx_hat + wq_x, outer.ws_hat + wq_s", "ws = outer.wx_hat + wq_x, outer.ws_hat + 0 * wq_s"),),
+        "channels", ("with compressor_x=", "s: noise in what is received changes neither x nor y"),
+    ),
+    "a message without effect under tracker: cached": Fault(
+        (('receive(loops["y"], wy_d, wy_s)',
+          'receive(loops["y"], wy_d, wy_s if cfg.tracker == "refresh" else 0 * wy_s)'),),
+        "channels", ("with tracker=cached, y_s: noise",),
+    ),
+    "an unused channel under compressor_x": Fault(
+        (("wq_x, wq_s = await mix(x=q_x, s=q_s)", "wq_x, wq_s, _ = await mix(x=q_x, s=q_s, u=st.u)"),),
+        "channels", ("with compressor_x=", ", u: noise"),
+    ),
     "a stale gradient": Fault(
         (("    d = d + step", "    d_old, d = d, d + step"), ("grad, gradient(d)", "grad, gradient(d_old)")),
         "reference", ("differs from the reference's from round 1 on",),
@@ -171,6 +184,15 @@ def test_planted_fault_is_found(load: Any, label: str) -> None:
     assert found.passed is False
     assert all(word in found.describe() for word in fault.words), found.describe()
     assert found.advice
+
+
+@pytest.mark.parametrize(
+    "label", [label for label, fault in FAULTS.items() if fault.check == "channels" and " under " in label])
+def test_fault_of_a_switch_escapes_the_defaults(load: Any, label: str) -> None:
+    """The negative control: with the defaults alone the check of channels passes."""
+    subject = checks.prepare(load(FAULTS[label].edits))
+    subject.__dict__["variants"] = {checks.DEFAULTS: subject.config}
+    assert checks.run_check("channels", subject).passed is True
 
 
 @pytest.mark.slow
