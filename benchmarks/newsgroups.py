@@ -504,6 +504,10 @@ def measure_memory(chosen: argparse.Namespace, old: Path | None) -> None:
         print("  memory: not measured, this system has no /proc", flush=True)
         return
     with tempfile.TemporaryDirectory() as folder:
+        if old is not None:     # a new worktree compiles its kernels in its first run, which takes memory
+            small = experiment_values(None, True, {"name": "top_k", "ratio": RATIO}) | {"rounds": 1}
+            for root in (ROOT, old):
+                measure_peak(small, folder, root)
         for engine in ("local", "ray") if chosen.ray else ("local",):
             values = choose_values(chosen) | {"engine": {"name": engine}, "rounds": 2, "checkpoint_every": 1000}
             most, own, seconds = measure_peak(values, folder)
