@@ -227,7 +227,7 @@ def test_comparisons_beyond_the_paper_choose_and_measure_on_different_seeds(name
     assert (target.metric == "tune_accuracy") == is_search
     assert {experiment.seed for experiment in experiments} == ({20} if is_search else {31, 32, 33})
     assert all((experiment.tune_fraction > 0) == is_search for experiment in experiments)
-    assert all(experiment.eval_public != is_search for experiment in experiments)     # a comparison has targets public_…
+    assert all(experiment.eval_public != is_search for experiment in experiments)      # by a target public_…
 
 
 def test_the_papers_mnist_figure_has_three_seeds_on_the_ring_alone() -> None:
