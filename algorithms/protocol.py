@@ -98,7 +98,8 @@ class State(Protocol):
     """All that a node keeps between rounds: a frozen dataclass of arrays (or of such dataclasses), rows first.
 
     Besides x and y a state may have `z`, a second lower-level iterate, which is saved with the other two. It may have
-    `public_y`, the weighted mean of what the node's neighbourhood has published of y, which is evaluated beside y.
+    `public_y`, the weighted mean of what the node's neighbourhood has published of y, which every evaluation reports
+    beside y. Other algorithms declare `public`, the copies of y that neighbours have; it is evaluated on request.
     """
 
     @property

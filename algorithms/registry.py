@@ -34,6 +34,14 @@ Init = Callable[[Shard, Any], Any]
 Round = Callable[[Any, Shard, Any], Coroutine[Outgoing, tuple[Array, ...], Any]]
 # (shard, W, configuration) → what the state must hold at the start and after each round, by path (`references`).
 Reference: TypeAlias = Callable[[Any, Array, Any], Iterator[Mapping[str, Array]]]
+# state → (nodes, dim_y) the copies of y that the neighbours have; None: they have none.
+Public: TypeAlias = Callable[[Any], Array] | None
+
+
+def whole_y(state: Any) -> Array:
+    """Return y itself: neighbours of a method that does not compress have it."""
+    y: Array = state.y
+    return y
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,7 @@ class Algorithm:
     oracles: Oracles = ""
     paper_counts: Mapping[str, float] = field(default_factory=dict)   # Table 1's weight of a channel, where not 1
     errors: ErrorTerms = field(default_factory=ErrorTerms)            # that evaluations record, beside those of x, y
+    public: Public = whole_y                # for `public_accuracy_*`; without effect where nothing goes to neighbours
     claim: Claim | None = None              # what `dbo verify` checks; None: it reports errors without a verdict
     reference: Reference | None = None      # its pseudo-code in plain NumPy, for `dbo verify`; None: not compared
 
@@ -98,6 +107,7 @@ def algorithm(
     single_machine: bool = False,
     paper_counts: Mapping[str, float] | None = None,
     errors: ErrorTerms | None = None,
+    public: Public = whole_y,
     claim: Claim | None = None,
     reference: Reference | None = None,
 ) -> Callable[[Round], Algorithm]:
@@ -105,6 +115,8 @@ def algorithm(
 
     `convex` declares a function a f + b g that must be strongly convex in y, if g alone does not suffice: (a, b) of a
     configuration. A run warns at its start if it finds a direction in which that function curves downwards.
+    `public` returns the copies of y that the neighbours have: a method that compresses names its reference points, one
+    that does not send y at all says None. By default it is y itself.
     `reference` is a second, plain implementation that `dbo verify` compares trajectories with.
     `single_machine=True` is an older way to write `network="single"`.
     """
@@ -119,6 +131,8 @@ def algorithm(
                 raise ValueError(
                     f"algorithm {name!r}: {option} must be a function of the configuration, e.g. lambda cfg: 1"
                 )
+        if public is not None and not callable(public):
+            raise ValueError(f"algorithm {name!r}: public must be a function of the state, e.g. lambda st: st.y_hat")
         if reference is not None and not callable(reference):
             raise ValueError(f"algorithm {name!r}: reference must be a generator function of (shard, w, cfg)")
         for option, value, kind in (("network", network, NetworkKind), ("oracles", oracles, Oracles)):
@@ -137,7 +151,7 @@ def algorithm(
             name=name, summary=summary, config=config, state=state, init=init, round=round_, packets=packets,
             batches=batches, penalty=penalty, convex=convex, network="single" if single_machine else network,
             family=family, citation=citation, oracles=oracles, paper_counts=paper_counts or {},
-            errors=errors or ErrorTerms(), claim=claim, reference=reference,
+            errors=errors or ErrorTerms(), public=public, claim=claim, reference=reference,
         )
         ALGORITHMS.add(name, made, round_.__module__, qualified_name)
         return made

@@ -5,24 +5,35 @@ depends on the task (docs/tasks.md). Both see the data and the partition of the 
 the mean over the nodes. With --runs, a row per algorithm shows which share of the gap its runs have closed: by the
 mean model (x̄, ȳ), and by the exact solution y*(x̄) of the lower level at the weights that it has found.
 
+With --flooding: what it costs to send the data instead, so that every node has all samples of both levels. Each node
+sends every sample once, to all its neighbours: its own ones, and those that it forwards. Positions of non-zeros are
+coded as dbo's messages code them (Golomb-Rice), their number takes two bytes, a label one, a value four (float32:
+without loss), or one (a word count, a pixel: receivers scale them again). Rows that are cheaper without positions have
+none. Beside it, the message of a dense method with one packet per round: x, y and one more vector like y, in float32.
+
     python benchmarks/ceilings.py [--data-dir DIR] [--tasks NAME ...] [--quick]
     python benchmarks/ceilings.py --runs runs/cleaning
+    python benchmarks/ceilings.py --flooding --tasks coefficient_tuning/newsgroups --data-dir DIR
 """
 
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from scipy.optimize import minimize
 
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.network.positions import encode_positions
 from dbo.platform.runs.run_folder import read_experiment, read_group, read_run
 from dbo.platform.runs.runner import prepare
 from dbo.platform.runs.statistics import MeanEstimate, estimate_mean
 from dbo.tasks.api import Array, Problem
+from dbo.tasks.problems.classification import ClassificationProblem
 from dbo.tasks.problems.hyper_cleaning import HyperCleaningProblem
 from dbo.tasks.problems.policy_evaluation import PolicyEvaluationProblem
 from dbo.tasks.problems.quadratic import QuadraticProblem
@@ -45,6 +56,10 @@ TASKS: dict[str, tuple[dict[str, Any], bool]] = {
     "policy_evaluation": ({"task": {"name": "policy_evaluation"}}, False),
     "quadratic": ({"task": {"name": "quadratic"}, "dtype": "float64"}, False),
 }
+
+# Too large for a ceiling by L-BFGS here: docs/data.md has it.
+FLOODED = TASKS | {"coefficient_tuning/newsgroups": (
+    {"task": {"name": "coefficient_tuning", "dataset": "newsgroups", "val_fraction": 0.2}}, True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,34 @@ def _rank(metrics: dict[str, float]) -> float:
     return -metrics["test_accuracy"]
 
 
+# ---- flooding --------------------------------------------------------------------------------------------------------
+
+_ROW = 3        # bytes of a sample besides its values and their positions: how many there are, and the label
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """All samples of both levels, and the bytes of one copy of them by the bytes of a value."""
+
+    samples: int
+    nonzeros: int
+    size: dict[int, int]
+
+
+def measure_flood(problem: ClassificationProblem) -> Flood:
+    """Return the bytes that every node sends until all of them have all samples."""
+    samples, nonzeros, size = 0, 0, {1: 0, 4: 0}
+    for part, numbers in ((problem.samples.train, problem.train), (problem.samples.val, problem.val)):
+        rows = sparse.csr_array(part.features)[np.concatenate(numbers)]
+        rows.eliminate_zeros()
+        samples, nonzeros = samples + rows.shape[0], nonzeros + rows.nnz
+        for start, end in pairwise(rows.indptr.tolist()):
+            positions = len(encode_positions(np.sort(rows.indices[start:end]), rows.shape[1])) if end > start else 0
+            for width in size:
+                size[width] += _ROW + min(positions + width * (end - start), width * rows.shape[1])
+    return Flood(samples, nonzeros, size)
+
+
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +191,7 @@ def print_bounds(names: Iterable[str], data_dir: str | None, iterations: int) ->
     """Print a row per task: dimensions, floor and ceiling of each test metric."""
     print("| task | d_x | d_y | metric | floor | ceiling |\n|---|---|---|---|---|---|")
     for name in names:
-        settings, needs_files = TASKS[name]
+        settings, needs_files = FLOODED[name]
         if needs_files and data_dir is None:
             print(f"| {name} | | | needs --data-dir | | |")
             continue
@@ -158,6 +201,21 @@ def print_bounds(names: Iterable[str], data_dir: str | None, iterations: int) ->
             if metric != "corruption_f1":
                 dimensions = f"{problem.dim_x:,} | {problem.dim_y:,}"
                 print(f"| {name} | {dimensions} | {metric} | {low:.4f} | {bounds.ceiling[metric]:.4f} |", flush=True)
+
+
+def print_floods(names: Iterable[str], data_dir: str | None, seed: int) -> None:
+    """Print a row per classification task: its samples, and what a node sends to flood them, or per dense round."""
+    print("| task | samples | non-zeros | bytes per node, float32 values | values of one byte | a dense round |")
+    print("|---|---|---|---|---|---|")
+    for name in names:
+        settings, needs_files = FLOODED[name]
+        if needs_files and data_dir is None:
+            continue
+        problem = prepare(Experiment(**settings, seed=seed, data_dir=data_dir, engine={"name": "local"})).problem
+        if isinstance(problem, ClassificationProblem):
+            flood, dense = measure_flood(problem), 4 * (problem.dim_x + 2 * problem.dim_y)
+            print(f"| {name} | {flood.samples:,} | {flood.nonzeros:,} | {flood.size[4]:,} | {flood.size[1]:,} "
+                  f"| {dense:,} |", flush=True)
 
 
 def print_runs(folders: list[Path], data_dir: str | None, iterations: int) -> None:
@@ -207,16 +265,21 @@ def _format(estimate: MeanEstimate | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="folder with the files of MNIST and a9a")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
+    parser.add_argument("--tasks", nargs="+", choices=FLOODED, help="default: all")
+    parser.add_argument("--flooding", action="store_true", help="print the cost of sending the data to every node")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, with --flooding")
     parser.add_argument("--runs", nargs="+", type=Path, help="folders of comparisons on one task, one or more seeds")
     parser.add_argument("--iterations", type=int, default=300, help="of L-BFGS; default: 300")
     parser.add_argument("--quick", action="store_true", help="few iterations, tasks without files")
     options = parser.parse_args()
     iterations = 3 if options.quick else options.iterations
-    if options.runs:
+    if options.flooding:
+        print_floods(options.tasks or FLOODED, options.data_dir, options.seed)
+    elif options.runs:
         print_runs(options.runs, options.data_dir, iterations)
     else:
-        print_bounds([n for n in options.tasks if not (options.quick and TASKS[n][1])], options.data_dir, iterations)
+        names = [name for name in options.tasks or TASKS if not (options.quick and FLOODED[name][1])]
+        print_bounds(names, options.data_dir, iterations)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dbo.platform.config import bundle, paths, yaml_io
 from dbo.platform.config import overrides as overriding
-from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.experiment import Experiment, is_public
 from dbo.platform.config.validation import format_error, pick
 from dbo.platform.errors import InputError
 from dbo.platform.runs.schema import COLUMNS, DEFAULT_TARGET, OPTIONAL, RENAMED, Direction, Target, find_direction
@@ -213,6 +213,8 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
     Experiment(plugins=data["experiment"].get("plugins", ()))          # registers the plugins' tasks
     if data.get("target") is None:
         data["target"] = str(choose_target(None, _find_task(data["experiment"])))
+    if is_public(str(data["target"])) or is_public(str(data.get("metric"))):
+        data["experiment"] = {"eval_public": True, **data["experiment"]}
     sweep = _validate(Sweep, data)
     if data.get("metric") is None:
         sweep = sweep.model_copy(update={"metric": sweep.parsed_target.metric})

@@ -121,6 +121,20 @@ def test_engine_benchmark_runs() -> None:
     assert re.search("gloo, message by message : Ray" + JUDGED, output)
 
 
+def test_the_cost_of_flooding_the_data_is_printed() -> None:
+    """A row per classification task without files: samples, non-zeros, bytes between those of values and dense rows."""
+    output = run_benchmark("ceilings.py", "--flooding")
+    rows = {cells[0]: [int(cell.replace(",", "")) for cell in cells[1:]] for line in output.splitlines()[2:]
+            if (cells := [cell.strip() for cell in line.strip("| ").split("|")])}
+    assert rows.keys() == {"hyper_cleaning/digits", "coefficient_tuning/digits", "hyper_representation/digits"}
+    samples, nonzeros, floats, single, dense = rows["coefficient_tuning/digits"]
+    assert samples == 1438
+    assert 4 * nonzeros + 3 * samples < floats < samples * (4 * 64 + 3)
+    assert nonzeros + 3 * samples < single < samples * (64 + 3)
+    assert dense == 4 * (64 + 2 * 640)
+    assert rows["hyper_cleaning/digits"][2] <= samples * (4 * 61 + 3)      # a bias: no row is cheaper with positions
+
+
 def test_ceilings_are_printed() -> None:
     """A row per task and metric; the ceiling of hyper-cleaning is above its floor."""
     output = run_benchmark("ceilings.py")

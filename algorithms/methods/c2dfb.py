@@ -211,7 +211,7 @@ def count_batches(cfg: Loops) -> int:
     family="penalty", citation="Wen et al. 2024, arXiv 2410.14115", oracles="first_order",
     packets=lambda cfg: cfg.inner_steps + 1, batches=count_batches, penalty=lambda cfg: cfg.lam,
     paper_counts={"y_s": 0.0, "z_s": 0.0},   # Table 1 counts 2K of a round's 4K compressed messages
-    errors=ERRORS,
+    errors=ERRORS, public=lambda st: st.loop_y.d_hat,
     reference=references.c2dfb,
     claim=Claim(
         limit=PENALTY, invariants=invariants, rounds=300,

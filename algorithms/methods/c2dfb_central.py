@@ -117,7 +117,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "c2dfb_central", config=Config, state=State, init=init,
     packets=lambda cfg: cfg.inner_steps + 1, batches=lambda cfg: cfg.inner_steps + 2,
     family="penalty", citation="this project, unpublished, 2026", oracles="first_order",
-    convex=lambda cfg: (-1 / cfg.lam, 1.0), reference=references.c2dfb_central,
+    convex=lambda cfg: (-1 / cfg.lam, 1.0), public=lambda st: st.plus.d_hat, reference=references.c2dfb_central,
     errors=ErrorTerms(
         consensus=lambda st: {
             "z": st.minus.d, "tracker_x": st.s, "tracker_y": st.plus.s, "tracker_z": st.minus.s,

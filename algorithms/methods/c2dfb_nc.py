@@ -119,7 +119,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
     "c2dfb_nc", config=Config, state=State, init=init,
     family="penalty", citation="Wen et al. 2024, arXiv 2410.14115 (ablation)", oracles="first_order",
     packets=lambda cfg: cfg.inner_steps + 1, batches=c2dfb.count_batches, penalty=lambda cfg: cfg.lam,
-    paper_counts={"y_s": 0.0, "z_s": 0.0},
+    paper_counts={"y_s": 0.0, "z_s": 0.0}, public=lambda st: st.loop_y.d.sent,
     errors=ErrorTerms(
         consensus=lambda st: {
             "z": st.z, "tracker_x": st.s, "tracker_y": st.loop_y.s.v, "tracker_z": st.loop_z.s.v,

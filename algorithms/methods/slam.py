@@ -88,6 +88,7 @@ def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[s
 @algorithm(
     "slam", config=Config, state=State, init=init,
     packets=lambda cfg: 1, batches=lambda cfg: cfg.inner_steps + cfg.neumann_terms,
+    public=None,        # no node sends its y
     family="neumann", oracles="second_order", citation="Lu et al. 2022, NeurIPS",
     reference=references.slam,
     claim=Claim(

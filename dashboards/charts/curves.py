@@ -12,14 +12,16 @@ from dbo.dashboards.number_format import round_significant, thin_indices
 from dbo.platform.runs.statistics import mean_interval
 
 MAX_POINTS = 300
-X_COLUMNS = ("comm_mb", "seconds", "round")
+NODE_MB = "node_mb"                                  # bytes_broadcast / nodes, as in the tables of bytes per node
+X_COLUMNS = ("comm_mb", NODE_MB, "seconds", "round")
 PSI_COLUMNS = ("psi", "psi_gradient_norm")          # of some evaluations only
 Y_COLUMNS = (
     *PSI_COLUMNS, "node_accuracy_mean", "test_accuracy", "test_loss", "upper_loss", "lower_loss", "consensus_x",
     "consensus_y", "direction_norm",
 )
 AXIS_TITLES = {
-    "comm_mb": "communication over all links (MB)", "seconds": "training time (s)", "round": "rounds",
+    "comm_mb": "communication over all links (MB)", NODE_MB: "encoded MB that a node sends",
+    "seconds": "training time (s)", "round": "rounds",
     "psi": "upper objective ψ(x̄)", "psi_gradient_norm": "norm of ∇ψ(x̄)",
     "node_accuracy_mean": "accuracy, mean over nodes", "test_accuracy": "accuracy, mean model",
     "test_loss": "test loss, mean model", "upper_loss": "upper loss f", "lower_loss": "lower loss g",
@@ -27,7 +29,8 @@ AXIS_TITLES = {
     "direction_norm": "norm of the mean upper direction",
 }
 SHORT_NAMES = {
-    "comm_mb": "MB", "seconds": "seconds", "round": "rounds", "psi": "ψ", "psi_gradient_norm": "‖∇ψ‖",
+    "comm_mb": "MB", NODE_MB: "MB per node", "seconds": "seconds", "round": "rounds", "psi": "ψ",
+    "psi_gradient_norm": "‖∇ψ‖",
     "node_accuracy_mean": "mean over nodes",
     "test_accuracy": "mean model", "test_loss": "test loss", "upper_loss": "upper loss", "lower_loss": "lower loss",
     "consensus_x": "of x", "consensus_y": "of y", "direction_norm": "norm",
@@ -85,7 +88,7 @@ def _build_mean_curve(grouped: GroupedRuns, group: SeedGroup, runs: Sequence[Run
     chosen = thin_indices(len(rounds), MAX_POINTS, keep)
 
     def stack(column: str) -> Series:
-        return np.stack([run.find_column(column)[at[chosen]] for run, at in zip(runs, positions, strict=True)])
+        return np.stack([find_values(run, column)[at[chosen]] for run, at in zip(runs, positions, strict=True)])
 
     y: dict[str, CurveValues] = {}
     for column in (*Y_COLUMNS, *list_own_columns(grouped)):
@@ -114,7 +117,7 @@ def _build_failed_curve(grouped: GroupedRuns, group: SeedGroup, run: RunData) ->
         "setting": grouped.settings.index(group.setting), "algorithm": group.algorithm,
         "series": grouped.name_series(group), "label": group.label,
         "seeds": 1, "status": f"{run.status} after round {int(run.columns['round'][-1])}", "failed": True,
-        "x": {column: round_significant(run.columns[column][chosen], 5) for column in X_COLUMNS},
+        "x": {column: round_significant(find_values(run, column)[chosen], 5) for column in X_COLUMNS},
         "y": {
             column: {"mean": round_significant(run.find_column(column)[chosen])}
             for column in (*Y_COLUMNS, *list_own_columns(grouped)) if np.isfinite(run.find_column(column)).any()
@@ -137,8 +140,22 @@ def _find_target_point(group: SeedGroup, runs: Sequence[RunData]) -> dict[str, A
     records = [target.find_first(run.records) for run in runs]
     if any(record is None for record in records):
         return None
-    means = [float(np.mean([record[key] for record in records if record])) for key in (*X_COLUMNS, target.metric)]
+    points = [
+        {**record, NODE_MB: per_node_mb(record["bytes_broadcast"], run)}
+        for record, run in zip(records, runs, strict=True) if record
+    ]
+    means = [float(np.mean([point[key] for point in points])) for key in (*X_COLUMNS, target.metric)]
     return dict(zip((*X_COLUMNS, "y"), round_significant(means, 6), strict=True))
+
+
+def find_values(run: RunData, column: str) -> Series:
+    """Return a column of a run, or the MB that a node has sent."""
+    return per_node_mb(run.find_column("bytes_broadcast"), run) if column == NODE_MB else run.find_column(column)
+
+
+def per_node_mb(sent: Any, run: RunData) -> Any:
+    """Return bytes of all nodes, each message counted once, in 10⁶ bytes per node with data."""
+    return sent / run.experiment.get("nodes", 1) / 1e6
 
 
 def build_panels(runs: GroupedRuns) -> list[dict[str, Any]]:
@@ -169,7 +186,7 @@ def list_incidents(runs: GroupedRuns) -> list[dict[str, Any]]:
             for incident in run.incidents:
                 at = int(np.searchsorted(run.columns["round"], incident.round, side="right")) - 1
                 x = {
-                    column: round_significant(run.columns[column][[max(at, 0)]], 5)[0] if run.records else 0
+                    column: round_significant(find_values(run, column)[[max(at, 0)]], 5)[0] if run.records else 0
                     for column in X_COLUMNS
                 }
                 incidents.append({

@@ -10,6 +10,7 @@ from dbo.dashboards.charts import nodes
 from dbo.dashboards.charts.costs import build_cost_panels, draw_cost_panels
 from dbo.dashboards.charts.curves import (
     AXIS_TITLES,
+    NODE_MB,
     PSI_COLUMNS,
     Curve,
     build_curves,
@@ -61,7 +62,7 @@ def _draw_psi(runs: GroupedRuns) -> NamedFigures:
 
 
 def _draw_accuracy(runs: GroupedRuns) -> NamedFigures:
-    for x, name in (("comm_mb", "mb"), ("seconds", "seconds"), ("round", "rounds")):
+    for x, name in (("comm_mb", "mb"), (NODE_MB, "node-mb"), ("seconds", "seconds"), ("round", "rounds")):
         yield from _draw_curve_panels(runs, f"accuracy-{name}", x, "node_accuracy_mean")
 
 
@@ -163,9 +164,10 @@ def draw_curve(
 
 
 def needs_log_axis(curves: Sequence[Curve], x: str) -> bool:
-    """Decide whether costs differ so much that a linear axis would hide the cheapest curves."""
+    """Decide whether costs differ so much that a linear axis would hide the cheapest curves; bytes per node always do.
+    """
     ends = [end for curve in curves if (end := max(value or 0 for value in curve["x"][x] or [0]))]
-    return x != "round" and bool(ends) and max(ends) / min(ends) > _LOG_AXIS_RATIO
+    return x != "round" and bool(ends) and (x == NODE_MB or max(ends) / min(ends) > _LOG_AXIS_RATIO)
 
 
 def set_log_axis(axis: "Axes") -> None:

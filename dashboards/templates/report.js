@@ -106,7 +106,7 @@ function buildCurves(figure, {columns, log, x}) {
   const differ = Math.max(...costs) / Math.min(...costs) > 6;
   const target = columns.find(y => DATA.panels.some(panel => panel.target[0] === y));
   const state = {x, y: target || columns[0], scale: !log && differ ? "log" : "linear"};
-  addSwitch(figure, "horizontal axis", ["comm_mb", "seconds", "round"].map(k => [k, DATA.shortNames[k]]), state.x, k => { state.x = k; });
+  addSwitch(figure, "horizontal axis", ["comm_mb", "node_mb", "seconds", "round"].map(k => [k, DATA.shortNames[k]]), state.x, k => { state.x = k; });
   addSwitch(figure, "vertical axis", columns.map(k => [k, DATA.shortNames[k]]), state.y, k => { state.y = k; });
   addSwitch(figure, "horizontal scale", [["linear", "linear"], ["log", "log"]], state.scale, k => { state.scale = k; });
   addLegend(figure, [...new Set(DATA.curves.map(c => c.series))]);

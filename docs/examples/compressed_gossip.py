@@ -60,7 +60,9 @@ CLAIM = dbo.Claim(
     limit=dbo.PENALTY, invariants=invariants, rounds=600, floor=("step", "step_x"), steps=dict(Config().__dict__)
 )
 
-@dbo.algorithm("compressed_gossip", config=Config, state=State, init=init, penalty=lambda cfg: cfg.lam, claim=CLAIM)
+@dbo.algorithm(
+    "compressed_gossip", config=Config, state=State, init=init, penalty=lambda cfg: cfg.lam, claim=CLAIM,
+    public=lambda st: st.loop_y.hat)     # what neighbours have of y, for `eval_public`
 async def compressed_gossip(st: State, shard: dbo.Shard, cfg: Config) -> State:
     """Compressed gossip: a first-order penalty method that sends compressed residuals of y and z."""
     key = dbo.round_key(shard, st.t)                            # the same numbers in every packing and after a crash

@@ -47,6 +47,11 @@ LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"      # of a variant: part of folder name
 NOT_DECISIVE = frozenset({"label", "tracking", "data_dir", "presets", "keep_checkpoints"})
 
 
+def is_public(target: str | None) -> bool:
+    """Decide whether a target, given as text, needs the public models: its metric is public_…"""
+    return target is not None and target.strip().startswith("public_")
+
+
 class Tracking(BaseModel):
     """The MLflow store and experiment of a run."""
 
@@ -117,6 +122,8 @@ class Experiment(BaseModel):
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     eval_nodes: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         "all", description="nodes whose own models are evaluated: all, or a sample of n that stays the same")
+    eval_public: bool = Field(
+        False, description="evaluate Σ_j w_ij (copies of y that neighbours have) too; targets public_… ask for it")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     keep_checkpoints: int = Field(
         1, ge=0, description="checkpoints that a finished run keeps; dbo run --from needs one, dbo clean removes them")
@@ -160,6 +167,11 @@ class Experiment(BaseModel):
     def title(self) -> str:
         """The name in tables and figures: the label of a variant, or the algorithm's name."""
         return self.label or str(self.algorithm["name"])
+
+    @property
+    def has_public_metrics(self) -> bool:
+        """Whether public models are evaluated: the key asks for it, or the target that ends the run does."""
+        return self.eval_public or is_public(self.until.target if self.until else None)
 
     @property
     def engine_choice(self) -> Choice | None:
@@ -328,6 +340,8 @@ class Experiment(BaseModel):
             identity["start"] = models.hash_start(self.start)
         if self.eval_nodes == "all":
             identity.pop("eval_nodes")
+        if not self.eval_public:
+            identity.pop("eval_public")
         if not self.tune_fraction:
             identity.pop("tune_fraction")
         if self.until is None:

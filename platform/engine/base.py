@@ -79,7 +79,7 @@ class Engine(Protocol):
         """Run rounds `first` (1, 2, …) to `last` on every block; None: only the first."""
 
     def rows(self, name: str) -> Array | None:
-        """Return x, y, z or direction of all nodes in node order; None if the state has no such rows."""
+        """Return x, y, z, direction or public copies of all nodes in node order; None if there are no such rows."""
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
         """Return (nodes,) f_i and g_i of all nodes at one common point."""

@@ -6,7 +6,7 @@ are counted alike.
 """
 
 import time
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
@@ -57,6 +57,7 @@ Received: TypeAlias = Mapping[int, bytes | memoryview]          # the same, in a
 _MAX_PLANS = 8          # of the clients of a round and of the next ones
 
 EVALUATED = ("x", "y", "direction")
+PUBLIC = "public"       # rows: the copies of y that the neighbours have, as the algorithm declares them
 
 
 class ProtocolError(RunError):
@@ -362,11 +363,14 @@ class Block:
     # ---- evaluation and checkpoints --------------------------------------------------------------------------------
 
     def has_rows(self, name: str) -> bool:
-        """Decide whether the state has rows of this name; only z is optional."""
-        return hasattr(self.state, name)
+        """Decide whether the state has rows of this name; z and `public_y` are optional, and so are public copies."""
+        return self.algorithm.public is not None if name == PUBLIC else hasattr(self.state, name)
 
     def rows(self, name: str) -> Array:
-        """Return x, y, z or direction of this block's nodes; valid until the next round begins."""
+        """Return x, y, z, direction or public copies of this block's nodes; valid until the next round begins."""
+        if name == PUBLIC:
+            assert self.algorithm.public is not None
+            return self.device.fetch(self.algorithm.public(self.state))
         return self.device.fetch(getattr(self.state, name))
 
     def losses(self, x: Array, y: Array) -> tuple[Array, Array]:
@@ -459,6 +463,8 @@ def init_state(algorithm: Algorithm, shard: Shard, config: DataclassInstance) ->
     _check_rows(about, "x", state.x, shard.nodes, ("dim_x", shard.dim_x))
     _check_rows(about, "y", state.y, shard.nodes, ("dim_y", shard.dim_y))
     _check_rows(about, "direction", state.direction, shard.nodes, ("dim_x", shard.dim_x))
+    if algorithm.public is not None:
+        _check_public(about, algorithm.public, state, (shard.nodes, shard.dim_y))
     try:
         unflatten(algorithm.state, flat)
     except Exception as error:
@@ -467,6 +473,20 @@ def init_state(algorithm: Algorithm, shard: Shard, config: DataclassInstance) ->
             f"{type(error).__name__}: {error}; the type of every field must be visible at run time"
         ) from error
     return state
+
+
+def _check_public(about: str, public: Callable[[Any], Array], state: Any, shape: tuple[int, int]) -> None:
+    """Refuse a declaration of public copies that fails at the start, or returns anything but rows like y."""
+    try:
+        rows = public(state)
+        found = f"of shape {tuple(rows.shape)}" if is_array_api_obj(rows) else _describe(rows)
+    except Exception as error:
+        raise InputError(
+            f"{about}: public(state) fails with {type(error).__name__}: {error}; must return the copies of y that "
+            f"neighbours have, e.g. lambda state: state.y"
+        ) from error
+    if not is_array_api_obj(rows) or tuple(rows.shape) != shape:
+        raise InputError(f"{about}: public returns {found}; must be an array (nodes, dim_y) = {shape}")
 
 
 def _check_rows(about: str, name: str, value: Any, nodes: int, dim: tuple[str, int] | None = None) -> None:

@@ -6,7 +6,7 @@ A line of nodes.jsonl has accuracies and distances of at most `MAX_RECORDED` nod
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -14,10 +14,14 @@ import numpy as np
 from dbo.algorithms.api import Algorithm, Array
 from dbo.platform.config.validation import DataclassInstance
 from dbo.platform.engine.base import Engine, Record
+from dbo.platform.engine.block import PUBLIC
 from dbo.platform.engine.common_point import Floats, Oracle
 from dbo.platform.engine.psi import limit_products, solve_psi
 from dbo.platform.network.ledger import Ledger
 from dbo.tasks.api import Problem
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 MAX_RECORDED = 1_000         # nodes in a line of nodes.jsonl
 _CHUNK = 1 << 22             # entries of rows whose distances are computed at once
@@ -34,7 +38,7 @@ def sample_nodes(seed: int, nodes: int, count: int, purpose: str) -> Array:
 @np.errstate(over="ignore", invalid="ignore")      # `first_nonfinite_metric` detects what overflows here
 def evaluate(
     engine: Engine, problem: Problem, algorithm: Algorithm, config: DataclassInstance,
-    eval_nodes: int | Literal["all"] = "all", seed: int = 0,
+    eval_nodes: int | Literal["all"] = "all", seed: int = 0, weights: "csr_array[Any] | None" = None,
 ) -> tuple[Record, Record]:
     """Return all columns of metrics.jsonl except the clocks, and the columns of nodes.jsonl.
 
@@ -44,7 +48,8 @@ def evaluate(
     the algorithm declares. Each node has its accuracy, its distance to the means (`apart_x`, `apart_y`) and the
     bytes that it has broadcast. `tune_loss` is the mean over nodes' own models of f on the samples held out for tuning,
     if there are any, `tune_accuracy` that of their accuracy there. `public_accuracy_*` belong to (x_i, Σ_j w_ij ŷ_j),
-    with what the neighbours have published of y, for methods that keep it. `channels` are the bytes of all nodes by
+    with what the neighbours have published of y: of states that keep it, of all others if `weights` has W.
+    `channels` are the bytes of all nodes by
     channel. With a sample of nodes, everything about the nodes' own models is that of the sample, whose size is
     `nodes_evaluated`.
 
@@ -99,7 +104,7 @@ def evaluate(
         **_penalty_metrics(problem, algorithm, config, x_mean[0]),
         **_tune_metrics(problem, own_x, own_y),
         **({"nodes_evaluated": len(sample)} if is_sample else {}),
-        **_public_metrics(problem, own_x, engine.rows("public_y"), sample),
+        **_public_metrics(problem, own_x, _public_models(engine, algorithm, weights, sample)),
     }, nodes
 
 
@@ -156,11 +161,27 @@ def first_nonfinite_metric(record: Record) -> str | None:
     return next((name for name, v in record.items() if isinstance(v, float) and not math.isfinite(v)), None)
 
 
-def _public_metrics(problem: Problem, x: Array, public_y: Array | None, sample: Array) -> dict[str, float]:
-    """Return the accuracies of the models that neighbourhoods have published, if the state has them."""
+def _public_models(
+    engine: Engine, algorithm: Algorithm, weights: "csr_array[Any] | None", sample: Array
+) -> Array | None:
+    """Return Σ_j w_ij ŷ_j of the nodes in the sample: from the state, or from the copies that neighbours have.
+
+    A server's clients have no neighbours, and a single machine has none: without W there is nothing to return.
+    """
+    if (kept := engine.rows("public_y")) is not None:
+        kept_rows: Array = kept[sample]
+        return kept_rows
+    if weights is None or algorithm.network != "gossip" or (copies := engine.rows(PUBLIC)) is None:
+        return None
+    mixed: Array = weights[sample].astype(copies.dtype) @ copies
+    return mixed
+
+
+def _public_metrics(problem: Problem, x: Array, public_y: Array | None) -> dict[str, float]:
+    """Return the accuracies of the models that neighbourhoods have published, if they were requested."""
     if public_y is None:
         return {}
-    accuracy = problem.evaluate_nodes(x, public_y[sample]).get("test_accuracy")
+    accuracy = problem.evaluate_nodes(x, public_y).get("test_accuracy")
     if accuracy is None:
         return {}
     return {

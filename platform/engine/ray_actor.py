@@ -239,7 +239,7 @@ class BlockActor:
     # ---- evaluations and checkpoints -------------------------------------------------------------------------------
 
     def rows(self, name: str) -> Array | None:
-        """Return x, y, z or direction; None if the state has no such rows."""
+        """Return x, y, z, direction or public copies; None if there are no such rows."""
         return self._guard(
             f"gathering {name}", lambda: self.block.rows(name) if self.block.has_rows(name) else None
         )

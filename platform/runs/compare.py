@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dbo.algorithms.registry import algorithms
 from dbo.platform.config import overrides as overriding
 from dbo.platform.config import paths, yaml_io
-from dbo.platform.config.experiment import LABEL, Experiment
+from dbo.platform.config.experiment import LABEL, Experiment, is_public
 from dbo.platform.config.validation import pick
 from dbo.platform.engine.placement import reuse_actors
 from dbo.platform.errors import FolderLockedError, InputError
@@ -53,7 +53,8 @@ def plan(
     algorithm may do many times the work of another's (`eval_every` and `checkpoint_every` likewise). `seeds: [0, 1, 2]`
     repeats all of them with each seed. With a `name` among its parameters, the key of an entry is the label of a
     variant: `algorithms: {c2dfb_4bit: {name: c2dfb, compressor: {bits: 4}}}`. Of several targets, a list or separated
-    by commas, the first one ranks; costs of the others are reported beside it.
+    by commas, the first one ranks; costs of the others are reported beside it. One of a metric public_… sets
+    `eval_public`.
     """
     data = paths.resolve_from_file(file, yaml_io.read(Path(file))) if file is not None else {}
     given = data.pop("algorithms", {})
@@ -77,11 +78,14 @@ def plan(
     names = expand_names(names, methods) or list(given) or list(_DEFAULT_ALGORITHMS)
     _check_names(names, methods, data)
     _check_parameters(parsed, [methods.get(name, name) for name in names])
+    targets = _list_targets(file_target if target is None else target)
+    if any(map(is_public, targets)):
+        data = {"eval_public": True, **data}
     experiments = [
         _build_variant(data, given.get(name) or {}, parsed if seed is None else {**parsed, "seed": seed}, name)
         for seed in chosen for name in names
     ]
-    return _use_one_engine(experiments), _choose_target(file_target if target is None else target, experiments)
+    return _use_one_engine(experiments), _choose_target(targets, experiments)
 
 
 def _use_one_engine(experiments: list[Experiment]) -> list[Experiment]:
@@ -164,9 +168,15 @@ def _check_parameters(overrides: Mapping[str, Any], names: Sequence[str]) -> Non
             pick(path, parts[1], known)
 
 
-def _choose_target(requested: Any, experiments: Sequence[Experiment]) -> Target:
+def _list_targets(requested: Any) -> list[str]:
+    """Return the texts of the requested targets: a list, or separated by commas."""
+    if requested is None:
+        return []
+    return [str(text) for text in (requested if isinstance(requested, list) else str(requested).split(","))]
+
+
+def _choose_target(texts: Sequence[str], experiments: Sequence[Experiment]) -> Target:
     """Return the first requested target with the further ones, or the default one of the task."""
-    texts = requested if isinstance(requested, list) else [] if requested is None else str(requested).split(",")
     first, *further = [_choose_one(text, experiments) for text in texts] or [_choose_one(None, experiments)]
     return replace(first, further=tuple(further))
 

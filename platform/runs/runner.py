@@ -214,7 +214,7 @@ class _Execution:
             raise
         loop = TrainingLoop(
             self.experiment, problem, engine, self.folder, self.checkpoints, progress, self.callback,
-            StopRule.of(self.experiment))
+            StopRule.of(self.experiment), graph.weights if self.experiment.has_public_metrics else None)
         try:
             with guard_driver(self.folder.path) if on_ray else nullcontext():
                 return self._train(loop)

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from dbo.platform.runs.run_folder import Position, RunFolder, iterate_metrics
 from dbo.platform.runs.schema import BLOCK_NODES, BLOCK_SECONDS, Record, Recovery
 from dbo.platform.runs.stop_rule import StopRule
 from dbo.tasks.api import Problem
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 State = dict[str, NDArray[Any]]
 
@@ -50,6 +53,7 @@ class TrainingLoop:
     progress: RunProgress
     callback: RunCallback
     rule: StopRule = field(default_factory=StopRule)
+    weights: "csr_array[Any] | None" = None         # W, if public models are to be evaluated
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
         """Return to a checkpoint (None: to the start), and to the round it was saved at."""
@@ -104,7 +108,8 @@ class TrainingLoop:
         self._check_finite(round_, self.engine.first_nonfinite())
         parts = self.experiment.parts
         measured, nodes = evaluate(
-            self.engine, self.problem, parts.algorithm, parts.config, self.experiment.eval_nodes, self.experiment.seed)
+            self.engine, self.problem, parts.algorithm, parts.config, self.experiment.eval_nodes, self.experiment.seed,
+            self.weights)
         self._check_finite(round_, first_nonfinite_metric(measured))
         if has_psi := self._needs_psi(round_, is_last):
             measured |= self._evaluate_psi(is_last)

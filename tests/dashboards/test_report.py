@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dbo.dashboards import outputs, report
 from dbo.dashboards.charts.costs import build_cost_panels
+from dbo.dashboards.charts.curves import build_curves
 from dbo.dashboards.charts.draw import COLUMN_WIDTH, DRAWERS, add_legend, create_figure
 from dbo.dashboards.figure_file import save_figure
 from dbo.dashboards.figures import main as draw_overview
@@ -176,7 +177,8 @@ def test_figures_fit_a_column_of_a_paper(recorded: Path, tmp_path: Path) -> None
     """PDF with embedded TrueType fonts, and PNG, one column wide."""
     page, figures = tmp_path / "r.html", tmp_path / "f"
     lines = list(outputs.export_report([recorded / "sweep"], page, figures, "sensitivity,accuracy", None))
-    assert lines == [f"figures: {figures} (sensitivity, accuracy-mb, accuracy-seconds, accuracy-rounds)"]
+    curves = "accuracy-mb, accuracy-node-mb, accuracy-seconds, accuracy-rounds"
+    assert lines == [f"figures: {figures} (sensitivity, {curves})"]
     assert not page.exists()
     pdf = (figures / "accuracy-mb.pdf").read_bytes()
     assert pdf.startswith(b"%PDF")
@@ -184,6 +186,28 @@ def test_figures_fit_a_column_of_a_paper(recorded: Path, tmp_path: Path) -> None
     assert b"/FontFile2" in pdf                  # TrueType, type 42
     assert b"/Type3" not in pdf
     assert (figures / "accuracy-mb.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bytes_per_node_are_an_axis_of_their_own(recorded: Path) -> None:
+    """Those of the tables, `bytes_broadcast / nodes`, on a log axis, whatever the costs; the other axes as before."""
+    runs = group_runs(load_runs([recorded / "sweep"]))
+    reached = 0
+    for curve, group in zip(build_curves(runs), runs.seed_groups, strict=True):
+        (run,) = group.runs
+        sent = [record["bytes_broadcast"] / 4 / 1e6 for record in run.records]
+        assert curve["x"]["node_mb"] == pytest.approx(sent, rel=1e-4)
+        assert curve["x"]["comm_mb"] == pytest.approx([8 * value for value in sent], rel=1e-4)       # a ring of 4
+        first = group.setting.target.find_first(run.records)
+        if first is not None and curve["reached"] is not None:
+            reached += 1
+            assert curve["reached"]["node_mb"] == pytest.approx(first["bytes_broadcast"] / 4 / 1e6, rel=1e-4)
+    assert reached > 0
+    scales = {name: figure.axes[0].get_xscale() for name, figure in DRAWERS["accuracy"](runs)}
+    assert scales["accuracy-node-mb"] == "log"
+    assert scales["accuracy-rounds"] == "linear"
+    alone = group_runs(load_runs([recorded / "sweep" / "cells" / "k1"]))
+    assert {name: figure.axes[0].get_xscale() for name, figure in DRAWERS["accuracy"](alone)} == {
+        "accuracy-mb": "linear", "accuracy-node-mb": "log", "accuracy-seconds": "linear", "accuracy-rounds": "linear"}
 
 
 def test_comparison_has_all_figures(recorded: Path, tmp_path: Path) -> None:

@@ -111,6 +111,16 @@ def test_grid_has_all_combinations(sweep_file: SweepFile) -> None:
     assert len({cell.name for cell in cells}) == 4
 
 
+@pytest.mark.parametrize("key", ["target=public_accuracy_mean=0.5", "metric=public_accuracy_min"])
+def test_a_target_or_metric_of_public_models_asks_for_them(sweep_file: SweepFile, key: str) -> None:
+    """Every cell evaluates them; without it none does."""
+    task = ["task={name: coefficient_tuning}"]
+    asked = Grid(plan.read_sweep(sweep_file(), [*task, key])).cells
+    assert all(cell.experiment.eval_public for cell in asked)
+    plain = Grid(plan.read_sweep(sweep_file(), [*task, "target=node_accuracy_mean=0.5", "metric=test_accuracy"])).cells
+    assert not any(cell.experiment.eval_public for cell in plain)
+
+
 def test_one_at_a_time_varies_each_axis_alone(sweep_file: SweepFile) -> None:
     """The base, then each other value alone; each of them for every seed."""
     sweep = plan.read_sweep(sweep_file(), ["mode=one_at_a_time", "axes.algorithm.lam=[5.0,10.0]", "axes.seed=[7,8]"])
@@ -206,7 +216,7 @@ def test_the_papers_table_has_seeds_and_a_stop_rule(name: str) -> None:
     assert {experiment.until.target for experiment in experiments if experiment.until} == {str(target)}
 
 
-BEYOND = sorted({file.stem for file in plan.SWEEP_FOLDERS["beyond/"].glob("*.yaml")} - {"frontier"})      # a sweep
+BEYOND = sorted({file.stem for file in plan.SWEEP_FOLDERS["beyond/"].glob("*.yaml")})
 
 
 @pytest.mark.parametrize("name", BEYOND)
@@ -217,6 +227,7 @@ def test_comparisons_beyond_the_paper_choose_and_measure_on_different_seeds(name
     assert (target.metric == "tune_accuracy") == is_search
     assert {experiment.seed for experiment in experiments} == ({20} if is_search else {31, 32, 33})
     assert all((experiment.tune_fraction > 0) == is_search for experiment in experiments)
+    assert all(experiment.eval_public != is_search for experiment in experiments)      # by a target public_…
 
 
 def test_the_papers_mnist_figure_has_three_seeds_on_the_ring_alone() -> None:

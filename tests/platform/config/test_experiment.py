@@ -399,7 +399,7 @@ DECISIVE: dict[str, Any] = {
     "task": {"name": "quadratic", "dim_x": 5}, "algorithm": {"name": "c2dfb", "lam": 11.0},
     "topology": {"name": "complete"}, "partition": {"name": "iid"}, "engine": {"name": "local", "threads": 2},
     "batch_size": 2, "tune_fraction": 0.1, "psi_every": 2, "until": {"rounds": 3},
-    "eval_nodes": 2,
+    "eval_nodes": 2, "eval_public": True,
 }
 
 

@@ -245,6 +245,10 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
     "packets gives less than none": (PACKETS, "packets=lambda cfg: -1", ["algorithm 'mine'", "packets", "-1", "≥ 0"]),
     "packets misspells a field": (PACKETS, "packets=lambda cfg: cfg.stepz", ["algorithm 'mine'", "packets", "'stepz'"]),
     "packets takes nothing": (PACKETS, "packets=lambda: 1", ["algorithm 'mine'", "packets", "takes 0"]),
+    "public is a name": (PACKETS, PACKETS + ", public='y'", ["algorithm 'mine'", "public", "lambda st: st.y_hat"]),
+    "public misspells a field": (
+        PACKETS, PACKETS + ", public=lambda st: st.y_hut", ["algorithm 'mine'", "public(state)", "'y_hut'"]),
+    "public is as wide as x": (PACKETS, PACKETS + ", public=lambda st: st.x", ["'mine'", "public", "(2, 4)", "(2, 8)"]),
     "init gives nothing": (NOTHING, "pass", ["algorithm 'mine'", "init returns None", "must be a State"]),
     "init gives a scalar": (NOTHING, "return State(shard.x0, shard.y0, 0.0)", ["'mine'", "a float", "state.direction"]),
     "init gives a list": (NOTHING, "return State(shard.x0, [0] * 4, shard.x0)", ["'mine'", "a list", "state.y"]),

@@ -93,6 +93,22 @@ def test_labelled_variants_of_one_algorithm_run_side_by_side(tmp_path: Path) -> 
     assert experiments[0].run_key == Experiment(**{**experiments[0].to_dict(), "label": None}).run_key
 
 
+@pytest.mark.parametrize("where", ["file", "option"])
+def test_a_target_of_public_models_asks_for_them(tmp_path: Path, where: str) -> None:
+    """Of all algorithms, as the first target or a further one; without it the experiments are as before."""
+    texts = ["node_accuracy_mean=0.05", "public_accuracy_mean=0.05", "public_accuracy_min=0.01"]
+    changes: dict[str, object] = {"task": {"name": "coefficient_tuning"}, "psi_every": None}
+    file = write_plan(tmp_path, **changes, target=texts if where == "file" else None)
+    experiments, target = plan(file, [], [], None if where == "file" else ",".join(texts))
+    assert all(one.eval_public for one in experiments)
+    table = comparison_table(compare(experiments, target, tmp_path / "out"), target)
+    assert table[[f"node_bytes_to_{text}" for text in texts]].notna().all(axis=None)
+    unasked, _ = plan(file, [], [], texts[0])
+    assert not any(one.eval_public for one in unasked)
+    refused, _ = plan(file, ["eval_public=false"], [], texts[1])
+    assert not any(one.eval_public for one in refused)
+
+
 def test_some_variants_can_be_chosen(tmp_path: Path) -> None:
     """`--algorithms` takes labels beside names; an override reaches every variant that has the parameter."""
     experiments, _ = plan(write_plan(tmp_path), ["algorithm.lam=7.5"], ["coded", "d_soba"], None)
