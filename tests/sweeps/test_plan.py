@@ -199,6 +199,40 @@ def test_cells_of_a_grid_are_skipped(tmp_path: Path) -> None:
             plan.read_sweep(file)
 
 
+SKIPPED = """axes: {topology: [{name: ring}, {name: complete}], seed: [0, 1, 2]}
+experiment: {engine: {name: local}}
+skip: [{topology: {name: complete}, seed: [1, 2]}]
+"""
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("axes.seed=[0]", [("ring", 0), ("complete", 0)]),
+    ("axes.seed=[0,2]", [("ring", 0), ("ring", 2), ("complete", 0)]),
+    ("axes.topology=[{name: ring}]", [("ring", 0), ("ring", 1), ("ring", 2)]),
+    ("axes={seed: [1]}", [("ring", 1)]),
+])
+def test_an_overridden_axis_drops_the_skipped_values_that_it_removes(
+    tmp_path: Path, override: str, expected: list[tuple[str, int]]
+) -> None:
+    """A rule without a value that is left skips nothing."""
+    file = tmp_path / "s.yaml"
+    file.write_text(SKIPPED)
+    cells = Grid(plan.read_sweep(file, [override]), measure=False).cells
+    assert [(cell.experiment.topology["name"], cell.experiment.seed) for cell in cells] == expected
+
+
+def test_a_typo_in_the_skip_of_a_file_is_an_error_also_with_overrides(tmp_path: Path) -> None:
+    """Neither a value that the file's axis never had, nor a rule on the command line, is dropped."""
+    file = tmp_path / "s.yaml"
+    file.write_text(SKIPPED.replace("[1, 2]}]", "[1, 7]}]"))
+    for overrides in ([], ["axes.seed=[0]"], ["axes.topology=[{name: complete}]"]):
+        with pytest.raises(InputError, match=r"skip.0.seed: 7 is not allowed"):
+            plan.read_sweep(file, overrides)
+    file.write_text(SKIPPED)
+    with pytest.raises(InputError, match=r"skip.0.seed: 1 is not allowed"):
+        plan.read_sweep(file, ["axes.seed=[0]", "skip=[{seed: 1}]"])
+
+
 @pytest.mark.parametrize("name", ["table1", "table1-frozen", "table1-paper-values", "table1-presets"])
 def test_the_papers_table_has_seeds_and_a_stop_rule(name: str) -> None:
     experiments, target = compare.plan(str(plan.SWEEP_FOLDERS["paper/"] / f"{name}.yaml"), [], [], None)
