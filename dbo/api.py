@@ -30,7 +30,7 @@ class Loaded:
     summary: "pd.DataFrame"         # a row per run: its parameters, status and last evaluation
     history: "pd.DataFrame"         # a row per run and evaluation
     table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; means over the seeds if several
-    pairs: "pd.DataFrame | None" = None     # compare, several seeds: paired differences, and who wins or ties
+    pairs: "pd.DataFrame | None" = None     # compare, sweep, several seeds: paired differences, and who wins or ties
 
     def __repr__(self) -> str:
         """Return one line about the folder; the tables are attributes."""
@@ -157,7 +157,7 @@ def load(folder: str | Path) -> Loaded:
     has_seeds = group is not None and "seed" in group.axes
     tables = {"compare": "summary.csv" if has_seeds else "compare.csv", "sweep": "summary.csv"}
     table = _read_table(place / tables[kind]) if kind in tables else None
-    pairs = _read_table(place / "pairs.csv") if kind == "compare" and has_seeds else None
+    pairs = _read_table(place / "pairs.csv") if kind in tables and has_seeds else None
     return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table, pairs)
 
 

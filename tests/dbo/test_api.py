@@ -137,12 +137,16 @@ def test_compare_and_load_a_comparison(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_sweep_and_load_a_sweep(tmp_path: Path, ray: Any) -> None:
-    """The axis is a column."""
+    """The axis is a column; with several seeds there are paired differences."""
     loaded = dbo.sweep(
-        "sensitivity-k", **{**SMALL, "rounds": 1}, axes={"algorithm.inner_steps": [1, 2]}, out=tmp_path / "s")
+        "sensitivity-k", **{**SMALL, "rounds": 1}, axes={"algorithm.inner_steps": [1, 2], "seed": [0, 1]},
+        out=tmp_path / "s")
     assert loaded.kind == "sweep"
-    assert sorted(loaded.summary["algorithm.inner_steps"]) == [1, 2]
+    assert sorted(loaded.summary["algorithm.inner_steps"]) == [1, 1, 2, 2]
     assert loaded.table is not None
+    assert loaded.pairs is not None
+    assert set(loaded.pairs["axis"]) == {"algorithm.inner_steps"}
+    assert set(loaded.pairs[["one", "other", "seeds"]].itertuples(index=False, name=None)) == {(2, 1, 2)}
 
 
 def test_another_task_gets_its_own_preset(tmp_path: Path) -> None:
