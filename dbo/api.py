@@ -165,9 +165,20 @@ def _read_table(path: Path) -> "pd.DataFrame | None":
     import pandas as pd
 
     try:
-        return pd.read_csv(path) if path.is_file() else None
+        return _rename_columns(pd.read_csv(path)) if path.is_file() else None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).partition(chr(10))[0]}") from None
+
+
+def _rename_columns(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Give columns and targets of an older version today's names, as in lines of metrics.jsonl."""
+    from dbo.platform.runs.schema import RENAMED
+
+    for old, new in RENAMED.items():
+        table = table.rename(columns={f"{old}{end}": f"{new}{end}" for end in ("", "_mean", "_low", "_high")})
+        if "target" in table:
+            table["target"] = table["target"].str.replace(rf"^{old}(?=[<>=])", new, regex=True)
+    return table
 
 
 def _choose_display() -> "RunCallback | None":
