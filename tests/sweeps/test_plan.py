@@ -26,13 +26,26 @@ def test_shipped_sweeps_are_valid(name: str) -> None:
     assert len(grid.cells) > 1
 
 
+@pytest.mark.parametrize("name", [name for name in plan.list_shipped_sweeps() if "/" not in name])
+def test_shipped_sweeps_have_at_least_five_seeds(name: str) -> None:
+    """Their data are embedded, so seeds cost seconds."""
+    assert plan.read_sweep(plan.find_sweep(name)).axes["seed"][:5] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("file", sorted((plan.SWEEP_FOLDERS["paper/"].parents[1] / "docs/examples").glob("*.yaml")))
+def test_example_comparisons_on_embedded_data_have_five_seeds(file: Path) -> None:
+    experiments, _ = compare.plan(str(file), [], [], None)
+    is_embedded = experiments[0].task["dataset"] == "digits"
+    assert sorted({experiment.seed for experiment in experiments}) == list(range(5 if is_embedded else 3))
+
+
 def test_the_papers_panels_are_shipped() -> None:
-    """K, compression ratio and λ, on digits; on newsgroups by an override."""
+    """K, compression ratio and λ, with five seeds, on digits; on newsgroups by an override."""
     for name, key in (("k", "algorithm.inner_steps"), ("ratio", "algorithm.compressor.ratio"),
                       ("lambda", "algorithm.lam")):
         file = plan.find_sweep(f"sensitivity-{name}")
         sweep = plan.read_sweep(file)
-        assert list(sweep.axes) == [key]
+        assert list(sweep.axes) == [key, "seed"]
         assert len(sweep.axes[key]) == 6
         other = Grid(plan.read_sweep(file, ["task.dataset=newsgroups"]), measure=False)
         assert other.cells[0].experiment.task["dataset"] == "newsgroups"
