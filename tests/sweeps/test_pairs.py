@@ -93,7 +93,7 @@ def test_the_best_setting_has_all_seeds() -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_the_end_of_a_sweep_says_what_ties(seeds: int, tmp_path: Path) -> None:
+def test_the_end_of_a_sweep_lists_ties(seeds: int, tmp_path: Path) -> None:
     """Pairs with interval, p-value and winner or tie; nothing of the kind with one seed."""
     cells = table(STEPS, {steps: values[:seeds] for steps, values in ACCURACIES.items()})
     axes = [STEPS, "seed"]
