@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # What `make run` compares; the result is below runs/.
-COMPARE   ?= rounds=80 --algorithms c2dfb,c2dfb_nc,madsbo,mdbo
+COMPARE   ?= rounds=80 --seeds 0,1,2,3,4 --algorithms c2dfb,c2dfb_nc,madsbo,mdbo
 # What `make run` then runs on Ray actors: short work runs in one process otherwise (engine auto).
 ON_RAY    ?= name=on-ray rounds=20 engine=ray
 # Added to pytest's own options, e.g. make test TEST_ARGS="-k wire -x".
@@ -20,7 +20,7 @@ help:  ## print this list
 
 install: $(STAMP)  ## create the virtual environment in .venv, or update it
 
-run: $(STAMP)  ## compare four algorithms on the embedded digits data, then one on Ray actors; results are in runs/
+run: $(STAMP)  ## compare four algorithms on the embedded digits data with five seeds, then one on Ray actors; results are in runs/
 	$(BIN)/dbo compare $(COMPARE)
 	$(BIN)/dbo run $(ON_RAY)
 

@@ -30,7 +30,7 @@ class Loaded:
     summary: "pd.DataFrame"         # a row per run: its parameters, status and last evaluation
     history: "pd.DataFrame"         # a row per run and evaluation
     table: "pd.DataFrame | None"    # compare: cost of the target per algorithm; means over the seeds if several
-    pairs: "pd.DataFrame | None" = None     # compare, several seeds: paired differences, and who wins or ties
+    pairs: "pd.DataFrame | None" = None     # compare, sweep, several seeds: paired differences, and who wins or ties
 
     def __repr__(self) -> str:
         """Return one line about the folder; the tables are attributes."""
@@ -157,7 +157,7 @@ def load(folder: str | Path) -> Loaded:
     has_seeds = group is not None and "seed" in group.axes
     tables = {"compare": "summary.csv" if has_seeds else "compare.csv", "sweep": "summary.csv"}
     table = _read_table(place / tables[kind]) if kind in tables else None
-    pairs = _read_table(place / "pairs.csv") if kind == "compare" and has_seeds else None
+    pairs = _read_table(place / "pairs.csv") if kind in tables and has_seeds else None
     return Loaded(place, kind, pd.DataFrame(summaries), pd.concat(histories, ignore_index=True), table, pairs)
 
 
@@ -165,9 +165,20 @@ def _read_table(path: Path) -> "pd.DataFrame | None":
     import pandas as pd
 
     try:
-        return pd.read_csv(path) if path.is_file() else None
+        return _rename_columns(pd.read_csv(path)) if path.is_file() else None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).partition(chr(10))[0]}") from None
+
+
+def _rename_columns(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Give columns and targets of an older version today's names, as in lines of metrics.jsonl."""
+    from dbo.platform.runs.schema import RENAMED
+
+    for old, new in RENAMED.items():
+        table = table.rename(columns={f"{old}{end}": f"{new}{end}" for end in ("", "_mean", "_low", "_high")})
+        if "target" in table:
+            table["target"] = table["target"].str.replace(rf"^{old}(?=[<>=])", new, regex=True)
+    return table
 
 
 def _choose_display() -> "RunCallback | None":

@@ -130,14 +130,14 @@ class Sweep(_Strict):
         for number, rule in enumerate(self.skip):
             for key, wanted in rule.items():
                 values = self.axes[pick(f"skip.{number}", key, self.axes)]
-                for value in wanted if isinstance(wanted, list) else [wanted]:
+                for value in _list_wanted(wanted):
                     if value not in values:
                         raise InputError(f"skip.{number}.{key}: {value!r} is not allowed; must be a value of the axis")
 
     def skips(self, values: Mapping[str, Any]) -> bool:
         """Decide whether a cell of the grid is left out."""
         return any(
-            all(values[key] in (wanted if isinstance(wanted, list) else [wanted]) for key, wanted in rule.items())
+            all(values[key] in _list_wanted(wanted) for key, wanted in rule.items())
             for rule in self.skip)
 
     def check(self) -> Self:
@@ -199,6 +199,7 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
     data["experiment"] = paths.resolve_from_file(file, data.get("experiment", {}))
     if "axes" in data:
         data["axes"] = {key: _resolve_axis_paths(file, key, values) for key, values in data["axes"].items()}
+    file_axes = dict(data.get("axes", {}))
     own, base = {}, {}
     for path, value in overriding.parse(overrides).items():
         first = pick("key", path.partition(".")[0], [*Sweep.model_fields, *Experiment.model_fields])
@@ -209,6 +210,8 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
         else:
             base[path.removeprefix("experiment.")] = value
     data = overriding.apply(data, own)
+    if "skip" not in own and isinstance(data.get("axes"), Mapping):
+        data["skip"] = _drop_overridden(data.get("skip", []), file_axes, data["axes"])
     data["experiment"] = overriding.apply(data.get("experiment", {}), base)
     Experiment(plugins=data["experiment"].get("plugins", ()))          # registers the plugins' tasks
     if data.get("target") is None:
@@ -224,6 +227,33 @@ def read_sweep(source: str | Path, overrides: Iterable[str] = ()) -> Sweep:
             if path in sweep.axes:
                 raise InputError(f"{path}: is an axis of this sweep; axes.{path}=[…] changes its values")
     return sweep
+
+
+def _list_wanted(wanted: Any) -> list[Any]:
+    """Return the values of an axis that a rule of `skip` names: one, or a list of them."""
+    return wanted if isinstance(wanted, list) else [wanted]
+
+
+def _drop_overridden(skip: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
+    """Return a file's `skip` without what an override has removed from the axes; a rule without a value skips nothing.
+
+    What was no value of the file's own axis stays: it is a typo, which `Sweep.check` refuses.
+    """
+    if not isinstance(skip, list) or not all(isinstance(rule, Mapping) for rule in skip):
+        return skip
+    gone = {
+        key: [value for value in values if value not in new.get(key, ())] for key, values in old.items()
+        if isinstance(values, list) and isinstance(new.get(key, []), list)
+    }
+    rules = []
+    for rule in skip:
+        kept = {
+            key: [value for value in _list_wanted(wanted) if value not in gone.get(key, [])]
+            for key, wanted in rule.items()
+        }
+        if all(kept.values()):
+            rules.append({key: kept[key] if isinstance(wanted, list) else wanted for key, wanted in rule.items()})
+    return rules
 
 
 def _find_task(experiment: Mapping[str, Any]) -> str:

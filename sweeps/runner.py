@@ -22,6 +22,7 @@ from dbo.sweeps import summaries
 from dbo.sweeps.estimate import CellEstimate, estimate_cells, read_seconds
 from dbo.sweeps.grid import Grid, SweepCell
 from dbo.sweeps.live_table import LiveTable, format_duration
+from dbo.sweeps.pairs import build_pair_table
 from dbo.sweeps.plan import Sweep
 from dbo.sweeps.search_log import SearchLog
 from dbo.sweeps.tune_runner import TuneRunner
@@ -34,6 +35,7 @@ class SweepResult:
     out: Path
     cells: pd.DataFrame
     summary: pd.DataFrame
+    pairs: pd.DataFrame             # empty: there are no two seeds
     failed: list[tuple[str, str]]   # label and error of each failed cell
 
 
@@ -204,7 +206,9 @@ def _run_cells(folder: SweepFolder, progress: SweepProgress, console: Console | 
         errors = {name: cell.error for name, cell in table.cells.items() if cell.status == "failed"}
     cells = folder.list_cells()
     cell_table = summaries.build_cell_table(cells, out, grid.sweep.parsed_target, errors)
-    seed_table = summaries.build_seed_table(cell_table, list(grid.sweep.axes))
-    summaries.write_tables(cell_table, seed_table, out)
+    axes = list(grid.sweep.axes)
+    seed_table = summaries.build_seed_table(cell_table, axes)
+    pair_table = build_pair_table(cell_table, axes, grid.sweep.metric, grid.sweep.direction)
+    summaries.write_tables(cell_table, seed_table, pair_table, out)
     failed = [(cell.label, errors[cell.name]) for cell in cells if cell.name in errors]
-    return SweepResult(out, cell_table, seed_table, failed)
+    return SweepResult(out, cell_table, seed_table, pair_table, failed)

@@ -75,9 +75,13 @@ def build_seed_table(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def write_tables(cells: pd.DataFrame, seeds: pd.DataFrame, out: Path) -> None:
-    """Write cells.csv, summary.csv and the same as parquet."""
-    for name, table in (("cells", cells), ("summary", seeds)):
+def write_tables(cells: pd.DataFrame, seeds: pd.DataFrame, pairs: pd.DataFrame, out: Path) -> None:
+    """Write cells.csv, summary.csv, pairs.csv if there are pairs, and the same as parquet."""
+    for name, table in (("cells", cells), ("summary", seeds), ("pairs", pairs)):
+        if table.empty and name == "pairs":         # those of an earlier command are of other cells
+            for kind in ("csv", "parquet"):
+                (out / f"{name}.{kind}").unlink(missing_ok=True)
+            continue
         write_atomically(out / f"{name}.csv", table.to_csv(index=False), "a table")
         # A column of a parquet file has one type, but an axis may mix numbers and text.
         mixed = [key for key in table if table[key].dtype == object]

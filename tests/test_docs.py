@@ -12,15 +12,23 @@ import pytest
 import typer
 
 import dbo
+from dbo.platform.cli.compare import parse_seeds
+from dbo.platform.cli.console import split_arguments
 from dbo.platform.cli.main import app
 from dbo.platform.config.experiment import Experiment
+from dbo.platform.errors import InputError
+from dbo.platform.runs import compare as comparing
 from dbo.platform.runs.runner import run
+from dbo.platform.runs.stop_rule import StopRule
+from dbo.sweeps import plan
+from dbo.sweeps.grid import Grid
 from dbo.tasks.registry import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *(
     path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts)]
 # Placeholders of a reader's own: such a command is parsed, but its experiment cannot be built here.
+OWN_PLAN = re.compile(r"presets=|A,B,C|FILE|NAME|\[key=value|plugins=|package\.module|…|KEY=")
 OWN = re.compile(r"experiment\.yaml|FILE|DIR|NAME|/path/to|…|\[key=value|data_dir|plugins=|package\.module")
 
 
@@ -39,7 +47,28 @@ def commands(page: str) -> list[str]:
     return found
 
 
-COMMANDS = [(page, command) for page in PAGES for command in commands(page)]
+def inline_commands(page: str) -> list[str]:
+    """The `dbo …` commands in the sentences and tables of a page, also where a line breaks."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = re.sub(r"^    .*$", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return [" ".join(command.split()) for command in re.findall(r"`(dbo [^`]+)`", text)]
+
+
+def header_commands(file: Path) -> list[str]:
+    """The commands in the comments of a sweep's or comparison's file."""
+    text = file.read_text(encoding="utf-8").replace("\\\n#", " ")
+    return [re.sub(r"\s+#.*$", "", line) for line in re.findall(r"^#     (dbo .*)$", text, re.MULTILINE)]
+
+
+# Their sentences name the runs behind numbers; the other pages' name commands in general.
+RESULTS = ["docs/results.md", "docs/beyond.md", "docs/tuning.md"]
+PLANNED = [file.relative_to(ROOT).as_posix() for folder in (*plan.SWEEP_FOLDERS.values(), ROOT / "docs" / "examples")
+           for file in sorted(Path(folder).resolve().glob("*.yaml"))]
+COMMANDS = [
+    *((page, command) for page in PAGES for command in commands(page)),
+    *((page, command) for page in RESULTS for command in inline_commands(page)),
+    *((file, command) for file in PLANNED for command in header_commands(ROOT / file)),
+]
 
 
 def parse(words: list[str]) -> Any:
@@ -51,8 +80,8 @@ def parse(words: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_a_command_is_accepted(page: str, command: str) -> None:
-    """Its name and options exist, and the values that it overrides are allowed."""
+def test_a_command_is_accepted(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name and options exist, and the experiments that it would run are allowed."""
     words = [word for word in shlex.split(command)[1:] if not word.startswith("[")]
     if any(("[" in word and "=" not in word) or word in {"|", "…"} for word in words) or "[--" in command:
         words = words[:1]                      # a synopsis: the name is what can be checked
@@ -63,6 +92,55 @@ def test_a_command_is_accepted(page: str, command: str) -> None:
         arguments = list(params["arguments"] or [])
         files = [word for word in arguments if "=" not in word]
         Experiment.read(ROOT / files[0] if files else None, [word for word in arguments if "=" in word])
+    if words[0] in ("compare", "sweep") and not OWN_PLAN.search(command):
+        monkeypatch.chdir(ROOT)
+        build_runs(words[0], params)
+
+
+def build_runs(kind: str, params: dict[str, Any]) -> list[Experiment]:
+    """The experiments that a command would run, by the code that it uses; data are not loaded."""
+    name, overrides = split_arguments(params["arguments"], kind)
+    if kind == "compare":
+        names = [name.strip() for name in (params["algorithms"] or "").split(",") if name.strip()]
+        found, _ = comparing.plan(name, overrides, names, params["target"], parse_seeds(params["seeds"]))
+    elif name is None:
+        return []           # lists the shipped sweeps
+    else:
+        found = [cell.experiment for cell in Grid(plan.read_sweep(plan.find_sweep(name), overrides), False).cells]
+    for experiment in found:
+        StopRule.of(experiment)
+    return found
+
+
+@pytest.mark.parametrize("file", PLANNED)
+def test_every_shipped_file_has_runs(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of data that need a download: a plan does not. Each file names the command that runs it, or has a name."""
+    monkeypatch.chdir(ROOT)
+    is_sweep = re.search("^axes:", Path(file).read_text(encoding="utf-8"), re.MULTILINE) is not None
+    found = build_runs("sweep" if is_sweep else "compare", parse(["sweep" if is_sweep else "compare", file]))
+    assert len(found) > 1
+    assert len({experiment.run_key for experiment in found}) == len(found)
+
+
+@pytest.mark.parametrize("command", [
+    "compare sweeps/paper/table1.yaml algorithm.inner_step=3", "compare sweeps/paper/table1.yaml --target accuracy=1",
+    "compare docs/examples/digits.yaml until={target: nothing=1}", "sweep sensitivity-k axes.seeds=[0]",
+    "sweep paper/figure4", "compare sweeps/paper/table2.yaml",
+])
+def test_a_wrong_plan_is_refused(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check can fail."""
+    monkeypatch.chdir(ROOT)
+    kind, *words = re.split(r" (?![a-z]+=1\})", command)
+    with pytest.raises(InputError):
+        build_runs(kind, parse([kind, *words]))
+
+
+def test_inline_commands_are_found() -> None:
+    """In tables too."""
+    for page, text in (("docs/results.md", "dbo sweep sensitivity-k task.name=hyper_cleaning"),
+                       ("docs/results.md", "dbo compare sweeps/beyond/damping.yaml data_dir=DIR --out runs/damping")):
+        assert text in inline_commands(page)
+    assert header_commands(ROOT / "sweeps/paper/figure2.yaml")[1].startswith("dbo sweep paper/figure2-mdbo data_dir=")
 
 
 def test_there_are_commands_to_check() -> None:

@@ -98,13 +98,14 @@ def test_every_command_runs(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_the_comparison_of_make_run(tmp_path: Path) -> None:
-    """With fewer rounds it writes a folder per algorithm and a table."""
+    """With fewer rounds it writes a folder per algorithm and seed, and the tables over five seeds."""
     found = re.search(r"^COMPARE\s*\?=\s*(.*)$", (REPO / "Makefile").read_text(), re.MULTILINE)
     assert found is not None
     arguments = [re.sub(r"^rounds=\d+$", "rounds=2", part) for part in shlex.split(found[1])]
     run([str(BIN / "dbo"), "compare", *arguments, "tracking.uri=off", "--out", "out"], tmp_path)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"c2dfb", "c2dfb_nc", "madsbo", "mdbo", "compare.csv", "group.json"}
+    runs = {f"{name}-seed{seed}" for name in ("c2dfb", "c2dfb_nc", "madsbo", "mdbo") for seed in range(5)}
+    assert names >= {*runs, "compare.csv", "summary.csv", "pairs.csv", "group.json"}
 
 
 def test_python_blocks_run(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def compare_algorithms(
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", help="Folder for all runs; default: a folder below runs/.")] = None,
     allow_changed_code: KeepOtherEnvironment = False,
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Show the runs, their budgets, sizes and an estimate; run nothing.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Compare algorithms: rounds, MB and seconds to a target.
@@ -76,10 +78,15 @@ def compare_algorithms(
 
     experiments, level = compare.plan(file, overrides, names, target, parse_seeds(seeds))
     folder = out or compare.default_folder(experiments)
+    if dry_run:
+        from dbo.platform.cli.dry_run import show_comparison_plan
+
+        show_comparison_plan(experiments, level, folder)
+        return
     tracking = experiments[0].tracking
     with follow_in_background(folder, tracking.uri, tracking.experiment, warn):
         if not quiet:
-            _show_problem(experiments)
+            show_problem(experiments)
         with nullcontext() if quiet else ProgressDisplay(console, names=_name_runs(experiments)) as display:
             results = compare.compare(experiments, level, folder, display, typed_command(), allow_changed_code)
         table = compare.comparison_table(results, level)
@@ -134,7 +141,7 @@ def _name_runs(experiments: "Sequence[Experiment]") -> dict[str, str]:
     }
 
 
-def _show_problem(experiments: "Sequence[Experiment]") -> None:
+def show_problem(experiments: "Sequence[Experiment]") -> None:
     """Print task, network, partition and seeds in one line."""
     experiment = experiments[0]
     seeds = list(dict.fromkeys(str(one.seed) for one in experiments))

@@ -1,16 +1,20 @@
-"""`dbo run --dry-run`: show the resolved experiment, its sizes and an estimate; write nothing."""
+"""`dbo run --dry-run` and `dbo compare --dry-run`: show what would run, its sizes and an estimate; write nothing."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from dbo.platform.cli.console import console, print_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dbo.platform.config.experiment import Experiment
     from dbo.platform.runs.preparation import Prepared
+    from dbo.platform.runs.schema import Target
 
 _STYLES = {"you": "bold yellow", "preset": "cyan", "default": "dim"}
 
@@ -51,6 +55,52 @@ def show_dry_run(experiment: "Experiment", folder: str) -> None:
     console.print()
     for name, text in facts.items():
         print_line(f"{name:<8} {text}")
+
+
+def show_comparison_plan(experiments: "Sequence[Experiment]", target: "Target", out: "Path") -> None:
+    """Print a line per run, with its budget and an estimate, then sizes and the sum; refuse a wrong folder."""
+    from dbo.platform.cli.compare import show_problem
+    from dbo.platform.runs.compare import find_folders, has_ended, list_members
+    from dbo.platform.runs.disk_size import format_bytes
+    from dbo.platform.runs.preparation import prepare
+    from dbo.platform.runs.targets import check_measured
+    from dbo.sweeps.estimate import estimate_cells
+    from dbo.sweeps.grid import SweepCell
+    from dbo.sweeps.live_table import format_duration
+
+    ended = [has_ended(folder) for folder in find_folders(experiments, out)]
+    with console.status("loading data and measuring rounds of some runs"):
+        on_graph = [one for one in experiments if one.parts.algorithm.network != "star"]
+        prepared = prepare((on_graph or experiments)[0])
+        for one in (target, *target.further):
+            check_measured(one, prepared.problem, experiments[0].task["name"])
+        cells = [SweepCell({}, experiment) for experiment in experiments]
+        estimates = estimate_cells([cell for cell, done in zip(cells, ended, strict=True) if not done])
+    show_problem(experiments)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for heading in ("run", "rounds", "ends earlier", "engine", "status", "about", "between nodes"):
+        table.add_column(heading, justify="right" if heading in ("rounds", "about", "between nodes") else "left")
+    for member, cell, done in zip(list_members(experiments), cells, ended, strict=True):
+        found = estimates.get(cell.name)
+        table.add_row(
+            member, f"{cell.experiment.rounds:,}", _describe_stop(cell.experiment), cell.experiment.engine["name"],
+            "done" if done else "to run", format_duration(found.seconds) if found else "–",
+            format_bytes(found.bytes_links) if found else "–")
+    console.print(table, highlight=False)
+    count = f"{len(cells)} runs" + (f", {sum(ended)} already done" if any(ended) else "")
+    seconds = sum(found.seconds for found in estimates.values())
+    links = sum(found.bytes_links for found in estimates.values())
+    print_line(f"sizes    {_describe_sizes(prepared)}")
+    print_line(f"target   {', '.join(map(str, (target, *target.further)))}")
+    print_line(f"folder   {out}")
+    print_line(f"{count}; about {format_duration(seconds)} one after another, {format_bytes(links)} between nodes"
+               if estimates else count)
+
+
+def _describe_stop(experiment: "Experiment") -> str:
+    """Return the target and the budgets that end a run before its rounds."""
+    until = {key: value for key, value in (experiment.to_dict()["until"] or {}).items() if value is not None}
+    return ", ".join(str(value) if key == "target" else f"{key} {value:,}" for key, value in until.items()) or "–"
 
 
 def _show_values(experiment: "Experiment") -> None:

@@ -241,17 +241,8 @@ def compare(
     Runs that have finished are kept as they are; an interrupted one is resumed. Finished runs of another environment
     are refused while others are left to run; `allow_changed_code` keeps them, which group.json records.
     """
-    if is_url(out):
-        raise InputError(f"--out: {out} is not allowed; a comparison needs a folder")
-    folders = [RunFolder(out / member) for member in list_members(experiments)]
-    previous = find_group(out)
-    if has_group(out) and (previous is None or previous.kind != "compare"):
-        raise InputError(f"--out: {out} does not hold a comparison; choose another folder")
-    if RunFolder(out).has_run():
-        raise InputError(f"--out: {out} holds a run; choose another folder")
-    for experiment, folder in zip(experiments, folders, strict=True):
-        check_folder(folder, experiment, resume=True)       # all of them, before the first one starts
-    ended = [folder for folder in folders if read_status(folder) in ("finished", "diverged")]
+    folders, previous = find_folders(experiments, out), find_group(out)
+    ended = [folder for folder in folders if has_ended(folder)]
     changes = check_environments(ended, allow_changed_code) if len(ended) < len(folders) else ()
     group = _describe_group(experiments, target, command, previous, changes)
     prepared, prepared_seed = _prepare_seed(experiments, experiments[0].seed), experiments[0].seed
@@ -286,6 +277,26 @@ def compare(
     has_finished = all(result.status == "finished" for result in results)
     write_group(out, replace(group, status="finished" if has_finished else "failed"))
     return results
+
+
+def find_folders(experiments: Sequence[Experiment], out: Path) -> list[RunFolder]:
+    """Return the folder of each run; refuse folders that hold anything else, before the first run starts."""
+    if is_url(out):
+        raise InputError(f"--out: {out} is not allowed; a comparison needs a folder")
+    previous = find_group(out)
+    if has_group(out) and (previous is None or previous.kind != "compare"):
+        raise InputError(f"--out: {out} does not hold a comparison; choose another folder")
+    if RunFolder(out).has_run():
+        raise InputError(f"--out: {out} holds a run; choose another folder")
+    folders = [RunFolder(out / member) for member in list_members(experiments)]
+    for experiment, folder in zip(experiments, folders, strict=True):
+        check_folder(folder, experiment, resume=True)
+    return folders
+
+
+def has_ended(folder: RunFolder) -> bool:
+    """Decide whether a run of a comparison is kept as it is."""
+    return read_status(folder) in ("finished", "diverged")
 
 
 def _write_tables(table: "pd.DataFrame", out: Path) -> None:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dbo.platform.runs.schema import METRICS, PSI_VALUES
+from dbo.platform.runs.schema import METRICS, PSI_VALUES, Direction
 from dbo.platform.runs.statistics import PairedDifference, compare_pairs, estimate_mean
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def build_seed_table(runs: "pd.DataFrame") -> "pd.DataFrame":
             "reached": int(group["rounds_to_target"].notna().sum()),
         }
         finished = group[group["status"] == "finished"]
-        for measure in _list_measures(runs):
+        for measure in list_measures(runs):
             estimate = estimate_mean(_to_floats((group if is_cost(measure) else finished)[measure]))
             row[measure] = estimate.mean if estimate else None
             row[f"{measure}_low"], row[f"{measure}_high"] = (estimate.low, estimate.high) if estimate else (None, None)
@@ -82,32 +82,40 @@ def build_pair_table(runs: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     names, rows = list(dict.fromkeys(runs["algorithm"])), []
-    for measure in _list_measures(runs):
+    for measure in list_measures(runs):
         for number, one in enumerate(names):
             for other in names[number + 1:]:
                 found = _compare(runs, measure, one, other)
-                if found is None:
-                    continue
-                better = one if (found.mean > 0) == is_maximized(measure) else other
-                is_approximate = _select_approximate(runs, measure, (one, other))
-                rows.append({
-                    "measure": measure, "one": one, "other": other, "difference": found.mean, "low": found.low,
-                    "high": found.high, "p_value": found.p_value, "seeds": found.count,
-                    "winner": "approximate" if is_approximate else better if found.is_significant else "tie",
-                })
+                if found is not None:
+                    is_approximate = bool(_select_approximate(runs, measure, (one, other)))
+                    rows.append(describe_pair(measure, one, other, found, is_maximized(measure), is_approximate))
     return pd.DataFrame(rows)
 
 
-def find_verdict(runs: "pd.DataFrame", measure: str) -> Verdict | None:
+def describe_pair(
+    measure: str, one: Any, other: Any, found: PairedDifference, maximized: bool, is_approximate: bool = False
+) -> dict[str, Any]:
+    """Return a row of a table of pairs: the difference of two, its interval, p, and the winner, tie or approximate."""
+    better = one if (found.mean > 0) == maximized else other
+    return {
+        "measure": measure, "one": one, "other": other, "difference": found.mean, "low": found.low, "high": found.high,
+        "p_value": found.p_value, "seeds": found.count,
+        "winner": "approximate" if is_approximate else better if found.is_significant else "tie",
+    }
+
+
+def find_verdict(runs: "pd.DataFrame", measure: str, goal: Direction | None = None) -> Verdict | None:
     """Return the best algorithm by a measure among those that have it for every seed.
 
-    None: fewer than two have it, or `find_approximate` names some.
+    None: fewer than two have it, or `find_approximate` names some. `goal` says which values are better where the
+    measure does not.
     """
     complete = _list_complete(runs, measure)
     if len(complete) < 2 or find_approximate(runs, measure):
         return None
     means = {name: float(runs.loc[runs["algorithm"] == name, measure].mean()) for name in complete}
-    best = (max if is_maximized(measure) else min)(means, key=lambda name: means[name])
+    maximized = is_maximized(measure) if goal is None else goal == "max"
+    best = (max if maximized else min)(means, key=lambda name: means[name])
     others = [(name, _compare(runs, measure, name, best)) for name in complete if name != best]
     return Verdict(measure, best, tuple((name, found) for name, found in others if found is not None))
 
@@ -149,6 +157,7 @@ def _to_floats(values: "pd.Series") -> Sequence[float | None]:
     return [None if value is None or value != value else float(value) for value in values]
 
 
-def _list_measures(runs: "pd.DataFrame") -> list[str]:
+def list_measures(runs: "pd.DataFrame") -> list[str]:
+    """Return the measures that a table of runs has, in the order of importance."""
     further = [column for column in map(str, runs) if column.startswith(NODE_BYTES)]
     return [measure for measure in (*MEASURES, *further) if measure in runs and runs[measure].notna().any()]

@@ -12,6 +12,8 @@ import pytest
 import dbo
 from dbo import version
 from dbo.platform.errors import InputError
+from dbo.platform.runs.run_folder import write_group
+from dbo.platform.runs.schema import Group
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {"nodes": 4, "rounds": 3, "engine": "local", "tracking": {"uri": "off"}}
@@ -137,12 +139,31 @@ def test_compare_and_load_a_comparison(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_sweep_and_load_a_sweep(tmp_path: Path, ray: Any) -> None:
-    """The axis is a column."""
+    """The axis is a column; with several seeds there are paired differences."""
     loaded = dbo.sweep(
-        "sensitivity-k", **{**SMALL, "rounds": 1}, axes={"algorithm.inner_steps": [1, 2]}, out=tmp_path / "s")
+        "sensitivity-k", **{**SMALL, "rounds": 1}, axes={"algorithm.inner_steps": [1, 2], "seed": [0, 1]},
+        out=tmp_path / "s")
     assert loaded.kind == "sweep"
-    assert sorted(loaded.summary["algorithm.inner_steps"]) == [1, 2]
+    assert sorted(loaded.summary["algorithm.inner_steps"]) == [1, 1, 2, 2]
     assert loaded.table is not None
+    assert loaded.pairs is not None
+    assert set(loaded.pairs["axis"]) == {"algorithm.inner_steps"}
+    assert set(loaded.pairs[["one", "other", "seeds"]].itertuples(index=False, name=None)) == {(2, 1, 2)}
+
+
+def test_tables_of_an_older_sweep_have_todays_names(tmp_path: Path) -> None:
+    """`hypergradient_norm` is `direction_norm`, as in the history of its cells; a sweep without pairs has none."""
+    dbo.run(**{**SMALL, "rounds": 1}, out=tmp_path / "cells" / "a")
+    write_group(tmp_path, Group("sweep", "s", "k", "dbo sweep", "2025", "finished", "direction_norm=0.5", ("cells/a",),
+                                {"algorithm.inner_steps": [15], "seed": [0]}))
+    (tmp_path / "summary.csv").write_text(
+        "algorithm.inner_steps,target,hypergradient_norm_mean,hypergradient_norm_low,hypergradient_norm_high\n"
+        "15,hypergradient_norm=0.5,0.3,0.2,0.4\n")
+    loaded = dbo.load(tmp_path)
+    assert loaded.table is not None
+    assert list(loaded.table)[2:] == ["direction_norm_mean", "direction_norm_low", "direction_norm_high"]
+    assert list(loaded.table["target"]) == ["direction_norm=0.5"]
+    assert loaded.pairs is None
 
 
 def test_another_task_gets_its_own_preset(tmp_path: Path) -> None:

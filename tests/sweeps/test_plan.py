@@ -1,6 +1,7 @@
 """A sweep file is validated before anything starts, and defines which cells there are."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dbo.platform.runs import compare
 from dbo.sweeps import plan
 from dbo.sweeps.grid import Grid, format_value
 
+PRESETS = plan.SWEEP_FOLDERS["paper/"].parents[1] / "algorithms" / "presets"
 SweepFile = Callable[..., Path]
 Command = Callable[..., Any]
 
@@ -26,13 +28,26 @@ def test_shipped_sweeps_are_valid(name: str) -> None:
     assert len(grid.cells) > 1
 
 
+@pytest.mark.parametrize("name", [name for name in plan.list_shipped_sweeps() if "/" not in name])
+def test_shipped_sweeps_have_at_least_five_seeds(name: str) -> None:
+    """Their data are embedded, so seeds cost seconds."""
+    assert plan.read_sweep(plan.find_sweep(name)).axes["seed"][:5] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("file", sorted((plan.SWEEP_FOLDERS["paper/"].parents[1] / "docs/examples").glob("*.yaml")))
+def test_example_comparisons_on_embedded_data_have_five_seeds(file: Path) -> None:
+    experiments, _ = compare.plan(str(file), [], [], None)
+    is_embedded = experiments[0].task["dataset"] == "digits"
+    assert sorted({experiment.seed for experiment in experiments}) == list(range(5 if is_embedded else 3))
+
+
 def test_the_papers_panels_are_shipped() -> None:
-    """K, compression ratio and λ, on digits; on newsgroups by an override."""
+    """K, compression ratio and λ, with five seeds, on digits; on newsgroups by an override."""
     for name, key in (("k", "algorithm.inner_steps"), ("ratio", "algorithm.compressor.ratio"),
                       ("lambda", "algorithm.lam")):
         file = plan.find_sweep(f"sensitivity-{name}")
         sweep = plan.read_sweep(file)
-        assert list(sweep.axes) == [key]
+        assert list(sweep.axes) == [key, "seed"]
         assert len(sweep.axes[key]) == 6
         other = Grid(plan.read_sweep(file, ["task.dataset=newsgroups"]), measure=False)
         assert other.cells[0].experiment.task["dataset"] == "newsgroups"
@@ -209,7 +224,60 @@ def test_cells_of_a_grid_are_skipped(tmp_path: Path) -> None:
             plan.read_sweep(file)
 
 
-@pytest.mark.parametrize("name", ["table1", "table1-frozen", "table1-paper-values", "table1-presets"])
+SKIPPED = """axes: {topology: [{name: ring}, {name: complete}], seed: [0, 1, 2]}
+experiment: {engine: {name: local}}
+skip: [{topology: {name: complete}, seed: [1, 2]}]
+"""
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("axes.seed=[0]", [("ring", 0), ("complete", 0)]),
+    ("axes.seed=[0,2]", [("ring", 0), ("ring", 2), ("complete", 0)]),
+    ("axes.topology=[{name: ring}]", [("ring", 0), ("ring", 1), ("ring", 2)]),
+    ("axes={seed: [1]}", [("ring", 1)]),
+])
+def test_an_overridden_axis_drops_the_skipped_values_that_it_removes(
+    tmp_path: Path, override: str, expected: list[tuple[str, int]]
+) -> None:
+    """A rule without a value that is left skips nothing."""
+    file = tmp_path / "s.yaml"
+    file.write_text(SKIPPED)
+    cells = Grid(plan.read_sweep(file, [override]), measure=False).cells
+    assert [(cell.experiment.topology["name"], cell.experiment.seed) for cell in cells] == expected
+
+
+def test_a_typo_in_the_skip_of_a_file_is_an_error_also_with_overrides(tmp_path: Path) -> None:
+    """Neither a value that the file's axis never had, nor a rule on the command line, is dropped."""
+    file = tmp_path / "s.yaml"
+    file.write_text(SKIPPED.replace("[1, 2]}]", "[1, 7]}]"))
+    for overrides in ([], ["axes.seed=[0]"], ["axes.topology=[{name: complete}]"]):
+        with pytest.raises(InputError, match=r"skip.0.seed: 7 is not allowed"):
+            plan.read_sweep(file, overrides)
+    file.write_text(SKIPPED)
+    with pytest.raises(InputError, match=r"skip.0.seed: 1 is not allowed"):
+        plan.read_sweep(file, ["axes.seed=[0]", "skip=[{seed: 1}]"])
+
+
+TABLE1 = ["table1", "table1-frozen", "table1-paper-values", "table1-presets"]
+
+
+def test_the_controls_of_the_papers_table_have_its_budgets() -> None:
+    """Rounds, evaluations and threads of all four files are equal; ψ, which is approximate, is in the first alone."""
+    files = {name: yaml_io.read(plan.SWEEP_FOLDERS["paper/"] / f"{name}.yaml") for name in TABLE1}
+    for key in ("task", "partition", "engine", "seeds", "target", "until", "rounds", "eval_every", "checkpoint_every"):
+        assert [files[name][key] for name in TABLE1] == [files["table1"][key]] * 4, key
+    assert {name: file.get("psi_every", "end") for name, file in files.items()} == {
+        name: "end" if name == "table1" else None for name in TABLE1}
+
+
+def test_shipped_files_have_names_of_their_own() -> None:
+    """Folders, MLflow runs and the keys of sweeps are named by them."""
+    files = [file for folder in plan.SWEEP_FOLDERS.values() for file in folder.glob("*.yaml")]
+    names = [yaml_io.read(file).get("name", file.stem) for file in files]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("name", TABLE1)
 def test_the_papers_table_has_seeds_and_a_stop_rule(name: str) -> None:
     experiments, target = compare.plan(str(plan.SWEEP_FOLDERS["paper/"] / f"{name}.yaml"), [], [], None)
     assert sorted({experiment.seed for experiment in experiments}) == [0, 1, 2]
@@ -231,7 +299,13 @@ def test_comparisons_beyond_the_paper_choose_and_measure_on_different_seeds(name
 
 
 def test_the_papers_mnist_figure_has_three_seeds_on_the_ring_alone() -> None:
-    sweep = plan.read_sweep(plan.find_sweep("paper/figure3"))
-    cells = Grid(sweep, measure=False).cells
-    assert len(cells) == 3 * 2 * (3 + 1 + 1)
-    assert all(cell.experiment.rounds == 1200 and cell.experiment.parts.batches.lower == 64 for cell in cells)
+    """Ten cells for each of four methods, two of them with the steps of their presets."""
+    cells = [cell.experiment for cell in Grid(plan.read_sweep(plan.find_sweep("paper/figure3")), measure=False).cells]
+    assert len(cells) == 4 * 2 * (3 + 1 + 1)
+    names = ("c2dfb", "c2dfb_nc", "madsbo", "lean")
+    assert Counter(cell.algorithm["name"] for cell in cells) == dict.fromkeys(names, 10)
+    assert all(cell.rounds == 1200 and cell.parts.batches.lower == 64 for cell in cells)
+    for name in ("c2dfb_nc", "madsbo"):
+        preset = yaml_io.read(PRESETS / f"{name}.yaml")["hyper_representation/mnist"]
+        steps = preset.get("values", preset)
+        assert all(steps.items() <= cell.algorithm.items() for cell in cells if cell.algorithm["name"] == name)

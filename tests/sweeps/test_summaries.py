@@ -4,17 +4,18 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pytest
 
 from dbo.platform.runs.schema import Target
-from dbo.sweeps import plan, summaries
+from dbo.sweeps import pairs, plan, summaries
 from dbo.sweeps.grid import Grid, SweepCell
 
 SweepFile = Callable[..., Path]
 TARGET = Target("test_accuracy", 0.9)
+METRIC: tuple[str, Literal["max"]] = ("test_accuracy", "max")
 
 
 def record(round_: int, accuracy: float) -> dict[str, Any]:
@@ -95,23 +96,26 @@ def test_tables_are_written_as_csv_and_parquet(cells: list[SweepCell], tmp_path:
     for cell in cells:
         write_cell(cell, tmp_path, [0.1, 0.95])
     table = summaries.build_cell_table(cells, tmp_path, TARGET, {})
-    seeds = summaries.build_seed_table(table, ["algorithm.inner_steps", "seed"])
-    summaries.write_tables(table, seeds, tmp_path)
-    for name, rows in (("cells", 6), ("summary", 2)):
+    axes = ["algorithm.inner_steps", "seed"]
+    seeds, differences = summaries.build_seed_table(table, axes), pairs.build_pair_table(table, axes, *METRIC)
+    summaries.write_tables(table, seeds, differences, tmp_path)
+    for name, rows in (("cells", 6), ("summary", 2), ("pairs", len(differences))):
         csv, parquet = pd.read_csv(tmp_path / f"{name}.csv"), pd.read_parquet(tmp_path / f"{name}.parquet")
         assert len(csv) == len(parquet) == rows
         assert list(csv.columns) == list(parquet.columns)
     assert list(pd.read_parquet(tmp_path / "summary.parquet")["reached"]) == [3, 3]
+    summaries.write_tables(table, seeds, pd.DataFrame(), tmp_path)
+    assert not list(tmp_path.glob("pairs.*"))           # the old ones would be of other cells
 
 
 def test_planted_link_is_not_written_through(cells: list[SweepCell], tmp_path: Path) -> None:
     """Tables replace links of their names."""
     write_cell(cells[0], tmp_path, [0.95])
     (tmp_path / "foreign").write_text("mine")
-    names = ("cells.csv", "summary.csv", "cells.parquet", "summary.parquet")
+    names = ("cells.csv", "summary.csv", "pairs.csv", "cells.parquet", "summary.parquet", "pairs.parquet")
     for name in names:
         (tmp_path / name).symlink_to(tmp_path / "foreign")
     table = summaries.build_cell_table(cells[:1], tmp_path, TARGET, {})
-    summaries.write_tables(table, summaries.build_seed_table(table, ["algorithm.inner_steps"]), tmp_path)
+    summaries.write_tables(table, summaries.build_seed_table(table, ["algorithm.inner_steps"]), table, tmp_path)
     assert (tmp_path / "foreign").read_text() == "mine"
     assert not any((tmp_path / name).is_symlink() for name in names)

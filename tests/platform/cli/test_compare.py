@@ -102,6 +102,29 @@ def test_an_override_wins_over_values_per_algorithm(dbo: Command, assert_refused
         assert f"checkpoint_every: {every}\n" in text
 
 
+def test_a_dry_run_shows_the_plan_and_writes_nothing(dbo: Command, assert_refused: Check, tmp_path: Path) -> None:
+    """Runs with their budgets and status, sizes, an estimate; a wrong folder or target is refused as without it."""
+    (tmp_path / "c.yaml").write_text(
+        "rounds: {d_soba: 40, f2ba: 1200}\nuntil: {target: solution_error=1e-9, bytes: 5000000}\nseeds: [3, 4]\n"
+        "algorithms: {d_soba: {}, f2ba: {}}\n")
+    options = ("--target", "solution_error=0.1,upper_loss=1e9", "--out", "c")
+    before = sorted(map(str, tmp_path.rglob("*")))
+    done = dbo("compare", "c.yaml", *SMALL, *options, "--dry-run")
+    assert done.code == 0, done.err
+    for text in ("d_soba-seed3", "f2ba-seed4", " 1,200 ", "bytes 5,000,000", "to run",
+                 "x has 4 entries, y 8; 4 nodes", "target   solution_error=0.1, upper_loss=1e+09", "4 runs; about "):
+        assert text in done.out, text
+    assert sorted(map(str, tmp_path.rglob("*"))) == before
+    assert dbo("compare", "c.yaml", *SMALL, "rounds=2", *options, "--seeds", "3", "--quiet").code == 0
+    before = sorted(map(str, tmp_path.rglob("*")))
+    assert "2 runs, 2 already done" in dbo(
+        "compare", "c.yaml", *SMALL, "rounds=2", *options, "--seeds", "3", "--dry-run").out
+    assert_refused(dbo("compare", *SMALL, "--out", "c/d_soba", "--dry-run"), "--out", "holds a run")
+    refused = dbo("compare", *SMALL, "--algorithms", "d_soba", "--target", "test_accuracy=0.7", "--dry-run")
+    assert_refused(refused, "--target", "quadratic has no test_accuracy")
+    assert sorted(map(str, tmp_path.rglob("*"))) == before
+
+
 def test_runs_and_comparisons_do_not_share_a_folder(
     dbo: Command, assert_refused: Check, tmp_path: Path
 ) -> None:
