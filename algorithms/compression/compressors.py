@@ -312,6 +312,11 @@ class Sign:
         return 1 / dim
 
 
+def is_deterministic(q: Compressor) -> bool:
+    """Decide whether Q is known to draw no random numbers; a plugin's is not, unless it derives from one of these."""
+    return isinstance(q, (Identity, TopK, RowTopK, TopShare, Lazy, Sign))
+
+
 def count_kept(ratio: float, dim: int) -> int:
     """Return k = max(1, ⌊ratio · dim⌋), with the product in floating point."""
     return max(1, math.floor(ratio * dim))

@@ -35,7 +35,7 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
-from dbo.algorithms.parts.consensus import derive_gamma
+from dbo.algorithms.parts.consensus import derive_triggered_gamma
 from dbo.algorithms.parts.edges import Loop, Published, Step, advance, publish, start
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
 from dbo.algorithms.references import penalty_methods as references
@@ -50,7 +50,8 @@ class Config:
     eta_in: float = param(0.3, gt=0, help="step size of y on h / λ and of z on g", schedule=True)
     eta_out: float = param(0.1, gt=0, help="step size of x", schedule=True)
     gamma: float = param(
-        0.5, gt=0, le=1, help="consensus step; auto: from Q and the network", schedule=True, auto=derive_gamma
+        0.5, gt=0, le=1, help="consensus step; auto: from Q and the network", schedule=True,
+        auto=derive_triggered_gamma,
     )
     damping: float = param(0.0, ge=0, le=1, help="κ, share of a difference that moves the iterate", schedule=True)
     momentum: float = param(0.0, ge=0, lt=1, help="β, heavy ball in y and z")
