@@ -35,6 +35,7 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
+from dbo.algorithms.compression.compressors import without_width
 from dbo.algorithms.parts.consensus import derive_triggered_gamma
 from dbo.algorithms.parts.edges import Loop, Published, Step, advance, publish, start
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
@@ -58,6 +59,7 @@ class Config:
     compressor: Compressor = param(TopK(ratio=0.2, bits=4), help="Q of y's residuals")
     ratio_z: float | None = param(None, gt=0, le=1, help="share of z's entries that is sent beside y's; null: Q's")
     ratio_x: float | None = param(None, gt=0, le=1, help="share of x's entries that is sent; null: Q's")
+    compressor_x: Compressor | None = param(None, help="Q of x's residuals; null: y's, with groups of one entry")
     edge_triggered: bool = param(True, help="correct an entry on an edge only when one of its ends has sent it")
     explain_z: bool = param(True, help="send only what y's message leaves unexplained of z's residual")
     compress_x: bool = param(True, help="send x's residual compressed, not x itself")
@@ -139,7 +141,8 @@ async def lean(st: State, shard: Shard, cfg: Config) -> State:
     key = round_key(shard, st.t)
     step = Step(cfg.eta_out, cfg.gamma, triggered=cfg.edge_triggered, damping=cfg.damping)
     if cfg.compress_x:
-        sent = publish(st.loop_x, st.u, step, with_ratio(cfg.compressor, cfg.ratio_x), key, "x")
+        q_x = without_width(cfg.compressor) if cfg.compressor_x is None else cfg.compressor_x
+        sent = publish(st.loop_x, st.u, step, with_ratio(q_x, cfg.ratio_x), key, "x")
     else:
         residual = st.loop_x.v - step.eta * (st.u + st.loop_x.dual) - st.loop_x.ref
         sent = Published(dense(residual), residual, st.loop_x.ref + residual)
