@@ -17,6 +17,7 @@ k_x + K (k_y + k_z) values in K + 1 packets. Oracles: 3 K partial gradients in y
 neighbour's reference points.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from dbo.algorithms.api import (
@@ -104,13 +105,35 @@ def init(shard: Shard, cfg: Config) -> State:
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
     """Corrections cancel on every edge: means behave as without communication, and duals add up to 0."""
+    x = after.x
     return {
         "mean(x) steps by −η_out mean(u)": mean(after.x - before.x) + cfg.eta_out * mean(before.u),
         "mean(D_x) = 0": mean(after.loop_x.dual),
         "mean(D_y) = 0": mean(after.loop_y.dual),
         "mean(D_z) = 0": mean(after.loop_z.dual),
         "mean(Σ_j w_ij h_j) = mean(h_i)": mean(after.public_y - after.loop_y.ref),
-    }
+    } | ({} if cfg.momentum and cfg.inner_steps > 3 else {
+        "mean(y) steps by −η mean(∇) + β mean(y − y_old)": last_step(
+            before.loop_y, after.loop_y, lambda y: y_gradient(shard, cfg.lam, "h_over_lambda", x, y), cfg),
+        "mean(z) steps by −η mean(∇) + β mean(z − z_old)": last_step(
+            before.loop_z, after.loop_z, lambda z: shard.g_y(x, z), cfg),
+    })
+
+
+def last_step(before: Loop, after: Loop, gradient: Callable[[Array], Array], cfg: Config) -> Array:
+    """Return by how much the mean's last step of a round differs from −η mean(∇) + β mean(v − v_old).
+
+    The state has the last two iterates. Momentum needs the one before them: in rounds of one and two steps it is in
+    the state before, and in those of three its mean follows from there.
+    """
+    older = after.old
+    if cfg.momentum:
+        older = (
+            before.old, before.v,
+            before.v - cfg.eta_in * gradient(before.v) + cfg.momentum * (before.v - before.old),
+        )[cfg.inner_steps - 1]
+    return (
+        mean(after.v - after.old) + cfg.eta_in * mean(gradient(after.old)) - cfg.momentum * mean(after.old - older))
 
 
 def with_ratio(q: Compressor, ratio: float | None) -> Compressor:
