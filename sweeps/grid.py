@@ -14,8 +14,8 @@ import numpy as np
 from dbo.platform.config import overrides as overriding
 from dbo.platform.config.experiment import Experiment
 from dbo.platform.config.redact import redact
+from dbo.platform.runs.preparation import check_compressors, prepare
 from dbo.platform.runs.run_folder import find_summary
-from dbo.platform.runs.runner import prepare
 from dbo.platform.runs.schema import Summary
 from dbo.platform.runs.seal import check_run
 from dbo.sweeps.plan import Axis, AxisRange, Sweep
@@ -84,14 +84,15 @@ def format_value(value: Any, exact: bool = False) -> str:
 class _ProblemSizes:
     """Measures problems; each is built once."""
 
-    known: dict[str, int] = field(default_factory=dict)
+    known: dict[str, tuple[int, int]] = field(default_factory=dict)      # d_x and d_y
 
     def measure(self, experiment: Experiment) -> int:
         key = json.dumps([experiment.to_dict()["task"], experiment.nodes, experiment.data_dir])
         if key not in self.known:
             problem = prepare(experiment).problem
-            self.known[key] = experiment.nodes * (problem.dim_x + problem.dim_y)
-        return self.known[key]
+            self.known[key] = (problem.dim_x, problem.dim_y)
+        check_compressors(experiment, *self.known[key])
+        return experiment.nodes * sum(self.known[key])
 
 
 class Grid:

@@ -9,7 +9,7 @@ The message of a row with NaN or inf is not finite either: otherwise a diverged 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
@@ -310,6 +310,18 @@ class Sign:
     def contraction(self, dim: int) -> float:
         """δ = 1/d: with the unit ‖v‖₁/d and sign(0) = +1, ‖Q(v) − v‖² = ‖v‖² − ‖v‖₁²/d, and ‖v‖₁ ≥ ‖v‖₂."""
         return 1 / dim
+
+
+def without_width(q: Compressor) -> Compressor:
+    """Return the compressor for rows that are not matrices: groups of one entry, if it has groups."""
+    if "width" not in {field.name for field in fields(q)}:      # type: ignore[arg-type]
+        return q
+    return replace(q, width=1)      # type: ignore[type-var]
+
+
+def is_deterministic(q: Compressor) -> bool:
+    """Decide whether Q is known to draw no random numbers; a plugin's is not, unless it derives from one of these."""
+    return isinstance(q, (Identity, TopK, RowTopK, TopShare, Lazy, Sign))
 
 
 def count_kept(ratio: float, dim: int) -> int:

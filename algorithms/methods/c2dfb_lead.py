@@ -35,7 +35,7 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
-from dbo.algorithms.parts.consensus import derive_gamma
+from dbo.algorithms.parts.consensus import derive_lead_gamma
 from dbo.algorithms.parts.penalty import YObjective, upper_gradient, y_gradient
 from dbo.algorithms.references import penalty_methods as references
 
@@ -50,7 +50,7 @@ class Config:
     eta_out: float = param(0.1, gt=0, help="step size of x", schedule=True)
     gamma_in: float = param(
         0.5, gt=0, le=1, help="consensus step of the inner loops; auto: from Q and the network", schedule=True,
-        auto=derive_gamma,
+        auto=derive_lead_gamma,
     )
     gamma_out: float = param(0.5, gt=0, le=1, help="consensus step of x and its tracker", schedule=True)
     alpha: float = param(1.0, gt=0, le=1, help="α, step of the reference points", schedule=True)

@@ -37,6 +37,7 @@ from dbo.algorithms.api import (
     sample_clients,
     server_row,
 )
+from dbo.algorithms.compression.compressors import without_width
 from dbo.algorithms.parts.ball import project
 from dbo.algorithms.parts.soba import Directions, directions
 from dbo.algorithms.references import star_methods as references
@@ -51,7 +52,7 @@ class Config:
     eta_v: float = param(0.1, gt=0, help="step size of v, the solution of the Hessian system", schedule=True)
     radius: float = param(100.0, gt=0, help="v stays in a ball of this radius; the solution must lie inside")
     participation: float = param(1.0, gt=0, le=1, help="share of the clients that take part in a round")
-    compressor: Compressor = param(TopK(ratio=0.2), help="Q, applied to a client's uploads row by row")
+    compressor: Compressor = param(TopK(ratio=0.2), help="Q of a client's uploads; groups are of y and v alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ async def ef_soba(st: State, shard: Shard, cfg: Config) -> State:
     )
     key = round_key(shard, st.t)
     d = directions(clients.shard.sample(key), x, y, v)
-    q_x = cfg.compressor(d.x - st.m.x, key, "x")                                          # Q(D_i − m_i)
+    q_x = without_width(cfg.compressor)(d.x - st.m.x, key, "x")                           # Q(D_i − m_i)
     q_y = cfg.compressor(d.y - st.m.y, key, "y")
     q_v = cfg.compressor(d.v - st.m.v, key, "v")
     mean_x, mean_y, mean_v = await average(clients, x=q_x, y=q_y, v=q_v)

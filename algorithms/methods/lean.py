@@ -17,6 +17,7 @@ k_x + K (k_y + k_z) values in K + 1 packets. Oracles: 3 K partial gradients in y
 neighbour's reference points.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from dbo.algorithms.api import (
@@ -36,7 +37,8 @@ from dbo.algorithms.api import (
     param,
     round_key,
 )
-from dbo.algorithms.parts.consensus import derive_gamma
+from dbo.algorithms.compression.compressors import without_width
+from dbo.algorithms.parts.consensus import derive_triggered_gamma
 from dbo.algorithms.parts.edges import Loop, Published, Step, advance, publish, start
 from dbo.algorithms.parts.penalty import upper_gradient, y_gradient
 from dbo.algorithms.references import penalty_methods as references
@@ -51,13 +53,15 @@ class Config:
     eta_in: float = param(0.3, gt=0, help="step size of y on h / λ and of z on g", schedule=True)
     eta_out: float = param(0.1, gt=0, help="step size of x", schedule=True)
     gamma: float = param(
-        0.5, gt=0, le=1, help="consensus step; auto: from Q and the network", schedule=True, auto=derive_gamma
+        0.5, gt=0, le=1, help="consensus step; auto: from Q and the network", schedule=True,
+        auto=derive_triggered_gamma,
     )
     damping: float = param(0.0, ge=0, le=1, help="κ, share of a difference that moves the iterate", schedule=True)
     momentum: float = param(0.0, ge=0, lt=1, help="β, heavy ball in y and z")
     compressor: Compressor = param(TopK(ratio=0.2, bits=4), help="Q of y's residuals")
     ratio_z: float | None = param(None, gt=0, le=1, help="share of z's entries that is sent beside y's; null: Q's")
     ratio_x: float | None = param(None, gt=0, le=1, help="share of x's entries that is sent; null: Q's")
+    compressor_x: Compressor | None = param(None, help="Q of x's residuals; null: y's, with groups of one entry")
     edge_triggered: bool = param(True, help="correct an entry on an edge only when one of its ends has sent it")
     explain_z: bool = param(True, help="send only what y's message leaves unexplained of z's residual")
     compress_x: bool = param(True, help="send x's residual compressed, not x itself")
@@ -102,13 +106,35 @@ def init(shard: Shard, cfg: Config) -> State:
 
 def invariants(before: State, after: State, shard: Shard, cfg: Config) -> dict[str, Array]:
     """Corrections cancel on every edge: means behave as without communication, and duals add up to 0."""
+    x = after.x
     return {
         "mean(x) steps by −η_out mean(u)": mean(after.x - before.x) + cfg.eta_out * mean(before.u),
         "mean(D_x) = 0": mean(after.loop_x.dual),
         "mean(D_y) = 0": mean(after.loop_y.dual),
         "mean(D_z) = 0": mean(after.loop_z.dual),
         "mean(Σ_j w_ij h_j) = mean(h_i)": mean(after.public_y - after.loop_y.ref),
-    }
+    } | ({} if cfg.momentum and cfg.inner_steps > 3 else {
+        "mean(y) steps by −η mean(∇) + β mean(y − y_old)": last_step(
+            before.loop_y, after.loop_y, lambda y: y_gradient(shard, cfg.lam, "h_over_lambda", x, y), cfg),
+        "mean(z) steps by −η mean(∇) + β mean(z − z_old)": last_step(
+            before.loop_z, after.loop_z, lambda z: shard.g_y(x, z), cfg),
+    })
+
+
+def last_step(before: Loop, after: Loop, gradient: Callable[[Array], Array], cfg: Config) -> Array:
+    """Return by how much the mean's last step of a round differs from −η mean(∇) + β mean(v − v_old).
+
+    The state has the last two iterates. Momentum needs the one before them: in rounds of one and two steps it is in
+    the state before, and in those of three its mean follows from there.
+    """
+    older = after.old
+    if cfg.momentum:
+        older = (
+            before.old, before.v,
+            before.v - cfg.eta_in * gradient(before.v) + cfg.momentum * (before.v - before.old),
+        )[cfg.inner_steps - 1]
+    return (
+        mean(after.v - after.old) + cfg.eta_in * mean(gradient(after.old)) - cfg.momentum * mean(after.old - older))
 
 
 def with_ratio(q: Compressor, ratio: float | None) -> Compressor:
@@ -145,7 +171,8 @@ async def lean(st: State, shard: Shard, cfg: Config) -> State:
     key = round_key(shard, st.t)
     step = Step(cfg.eta_out, cfg.gamma, triggered=cfg.edge_triggered, damping=cfg.damping)
     if cfg.compress_x:
-        sent = publish(st.loop_x, st.u, step, with_ratio(cfg.compressor, cfg.ratio_x), key, "x")
+        q_x = without_width(cfg.compressor) if cfg.compressor_x is None else cfg.compressor_x
+        sent = publish(st.loop_x, st.u, step, with_ratio(q_x, cfg.ratio_x), key, "x")
     else:
         residual = st.loop_x.v - step.eta * (st.u + st.loop_x.dual) - st.loop_x.ref
         sent = Published(dense(residual), residual, st.loop_x.ref + residual)

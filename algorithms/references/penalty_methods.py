@@ -142,6 +142,8 @@ def lean(s: Shard, w: Array, cfg: Any) -> Iterator[Rows]:
             sent = residual
         else:
             q = cfg.compressor
+            if name == "x" and cfg.compressor_x is not None:
+                q = cfg.compressor_x
             if ratios[name] is not None and hasattr(q, "ratio"):
                 q = replace(q, ratio=ratios[name])
             sent = known + compress(s, q, residual, t, k, name)

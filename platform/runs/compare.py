@@ -18,7 +18,7 @@ from dbo.platform.config.validation import pick
 from dbo.platform.engine.placement import reuse_actors
 from dbo.platform.errors import FolderLockedError, InputError
 from dbo.platform.runs.atomic_io import write_atomically
-from dbo.platform.runs.preparation import Prepared, prepare
+from dbo.platform.runs.preparation import Prepared, check_compressors, prepare
 from dbo.platform.runs.remote import is_url
 from dbo.platform.runs.result import Result, RunCallback
 from dbo.platform.runs.resume import check_environments, check_folder, read_status
@@ -246,6 +246,8 @@ def compare(
     changes = check_environments(ended, allow_changed_code) if len(ended) < len(folders) else ()
     group = _describe_group(experiments, target, command, previous, changes)
     prepared, prepared_seed = _prepare_seed(experiments, experiments[0].seed), experiments[0].seed
+    for experiment in experiments:
+        check_compressors(experiment, prepared.problem.dim_x, prepared.problem.dim_y)
     for one in (target, *target.further):
         check_measured(one, prepared.problem, experiments[0].task["name"])
     results: list[Result] = []

@@ -1,14 +1,14 @@
 """Prepare a run: build the problem and the network that an experiment describes, and choose the folder."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from dbo.algorithms.api import Algorithm
-from dbo.platform.config.experiment import Experiment
+from dbo.platform.config.experiment import COMPRESSOR_KEYS, Experiment
 from dbo.platform.config.models import load_start
 from dbo.platform.config.plugins import locate_error
 from dbo.platform.engine.factory import check_request
@@ -55,6 +55,7 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
             problem = start_at(problem, *_read_start(experiment, experiment.start))
         if not parts.batches.is_full:
             parts.batches.check(*problem.sample_sizes())
+        check_compressors(experiment, problem.dim_x, problem.dim_y)
         return Prepared(problem, build_network(graph))
     except InputError:
         raise
@@ -64,6 +65,20 @@ def prepare(experiment: Experiment, problem: Problem | None = None) -> Prepared:
             raise
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise InputError(f"{reason} ({at})" if at else reason) from error
+
+
+def check_compressors(experiment: Experiment, dim_x: int, dim_y: int) -> None:
+    """Refuse a compressor that cannot take the rows of the problem, before anything is written."""
+    config = experiment.parts.config
+    for key in COMPRESSOR_KEYS:
+        if (compressor := getattr(config, key, None)) is None:
+            continue
+        level, dim = ("x", dim_x) if key == "compressor_x" else ("y", dim_y)
+        try:
+            compressor.contraction(dim)
+        except ValueError as error:
+            joint = "." if str(error).partition(":")[0] in {field.name for field in fields(compressor)} else ": "
+            raise InputError(f"algorithm.{key}{joint}{error} of {level}") from None
 
 
 def _check_metrics(directions: Mapping[str, Any]) -> None:

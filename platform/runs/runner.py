@@ -24,7 +24,7 @@ from dbo.platform.errors import InputError, RunError
 from dbo.platform.runs.checkpoints import Checkpoints
 from dbo.platform.runs.disk_size import describe_large_run
 from dbo.platform.runs.driver_guard import guard_driver
-from dbo.platform.runs.preparation import Prepared, default_folder, local_folder, prepare
+from dbo.platform.runs.preparation import Prepared, check_compressors, default_folder, local_folder, prepare
 from dbo.platform.runs.progress import RunProgress
 from dbo.platform.runs.provenance import collect_environment, collect_provenance
 from dbo.platform.runs.recovery import format_failure
@@ -73,6 +73,7 @@ def run(
     `allow_changed_code` resumes although the code or the environment has changed since, and records that.
     """
     prepared, callback = prepared or prepare(experiment), callback or NoCallback()
+    check_compressors(experiment, prepared.problem.dim_x, prepared.problem.dim_y)     # prepared for another method?
     prepared = prepared.fit(experiment.parts.algorithm)
     remote = RemoteFolder(str(out)) if out is not None and is_url(out) else None
     folder = RunFolder(remote.local if remote else local_folder(experiment, out), remote)

@@ -119,18 +119,61 @@ def test_deterministic_compressors_contract(rows: Any) -> None:
         assert np.all(error <= (1 - q.contraction(rows.shape[1])) * size + 1e-9 * size + 1e-300)
 
 
+@settings(max_examples=30, deadline=None)
+@given(stacks(), st.sampled_from([1e-3, 1.0, 30.0]), st.integers(0, 5), st.floats(0.5, 1.0))
+def test_lazy_contracts_up_to_its_threshold(rows: Any, threshold: float, first: int, decay: float) -> None:
+    """‖Q(v) − v‖² ≤ (1 − δ)‖v‖² + d τ² in every round, τ = threshold · decay^round, with and without quantization."""
+    exact, dim = rows.astype(np.float64), rows.shape[1]
+    size = np.sum(exact**2, axis=1)
+    for bits in (None, 4):
+        q = Lazy(threshold=threshold, decay=decay, ratio=0.3, bits=bits)
+        for round_ in range(first, first + 4):
+            error = np.sum((q(exact, key(len(rows), round_), "y").values - exact) ** 2, axis=1)
+            slack = dim * (threshold * decay**round_) ** 2
+            assert np.all(error <= (1 - q.contraction(dim)) * size + slack * (1 + 1e-9) + 1e-9 * size + 1e-300)
+
+
+def test_lazy_needs_its_threshold_in_the_bound() -> None:
+    """Control: a row just below the threshold is lost whole, which δ alone does not allow."""
+    q, rows = Lazy(threshold=1.0, decay=0.5, ratio=0.5), np.full((1, 8), 0.99)
+    for round_, is_silent in ((0, True), (1, False)):
+        error = np.sum((q(rows, key(1, round_), "y").values - rows) ** 2)
+        assert (error > (1 - q.contraction(8)) * np.sum(rows**2) + 1e-9) == is_silent
+
+
+def make_row(kind: str, dim: int) -> Any:
+    """Return (1, dim) of the kind: dense, almost all zeros, or with a few entries that hold almost all of ‖v‖²."""
+    rng = np.random.default_rng(dim)
+    row = rng.standard_normal((1, dim))
+    if kind == "sparse":
+        row[:, rng.permutation(dim)[max(1, dim // 20):]] = 0.0
+    return row if kind != "heavy-tailed" else row * np.exp(4 * rng.standard_normal((1, dim)))
+
+
 @pytest.mark.parametrize("q", [
     RandK(ratio=0.3), RandK(ratio=0.3, bits=3), RandK(ratio=0.5, bits=4, levels="uniform"), Qsgd(levels=1),
     Qsgd(levels=4), Qsgd(),
 ], ids=repr)
 @pytest.mark.parametrize("dim", [1, 5, 64])
-def test_random_compressors_contract_in_expectation(q: Compressor, dim: int) -> None:
+@pytest.mark.parametrize("kind", ["dense", "sparse", "heavy-tailed"])
+def test_random_compressors_contract_in_expectation(q: Compressor, dim: int, kind: str) -> None:
     """E‖Q(v) − v‖² ≤ (1 − δ)‖v‖²: the mean over 600 samples, within four standard errors."""
-    row = rows_of(dim, 1, dim, np.float64)
+    row = make_row(kind, dim)
     rows = np.repeat(row, 600, axis=0)
     error = np.sum((q(rows, key(600), "y").values - rows) ** 2, axis=1)
     margin = 4 * error.std() / np.sqrt(600)
     assert error.mean() <= (1 - q.contraction(dim)) * np.sum(row**2) + margin + 1e-12
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "heavy-tailed"])
+def test_a_larger_factor_is_refuted(kind: str) -> None:
+    """Control: δ + 0.1 of rand-k is not what 600 samples show, of rows of any kind."""
+    row = make_row(kind, 64)
+    error = np.sum((RandK(ratio=0.3)(np.repeat(row, 600, axis=0), key(600), "y").values - row) ** 2, axis=1)
+    margin = 4 * error.std() / np.sqrt(600)
+    share = RandK(ratio=0.3).contraction(64)
+    assert error.mean() <= (1 - share) * np.sum(row**2) + margin
+    assert error.mean() > (1 - share - 0.1) * np.sum(row**2) + (margin if kind == "dense" else 0)
 
 
 @pytest.mark.parametrize("levels", [1, 4, 127])

@@ -11,13 +11,13 @@ import pytest
 from dbo import components
 from dbo.algorithms import registry
 from dbo.algorithms.claims import MINIMISER, Limit
-from dbo.algorithms.methods import c2dfb, c2dfb_nc, lean, madsbo_gt
+from dbo.algorithms.methods import c2dfb, c2dfb_lead, c2dfb_nc, lean, madsbo_gt
 from dbo.algorithms.parts import edges
 from dbo.algorithms.registry import algorithms
 from dbo.platform.engine.block import Block
 from dbo.platform.engine.shard_wrappers import CountingShard
-from dbo.platform.verify import table
-from dbo.platform.verify.certificates import Certificate, verify
+from dbo.platform.verify import table, trajectories
+from dbo.platform.verify.certificates import Certificate, configure, verify
 
 ROOT = Path(__file__).resolve().parents[3]
 PENALTY_10 = Limit("min ψ_10", lambda problem, cfg, x: problem.penalty_hypergradient(x, 10.0), True, True)
@@ -263,6 +263,71 @@ def test_a_trigger_at_one_end_of_an_edge_fails(monkeypatch: pytest.MonkeyPatch) 
     assert claim is not None
     failures = verify(replace(algorithms()["lean"], claim=replace(claim, rounds=8))).failures
     assert {"invariant mean(D_y) = 0", "invariant mean(D_z) = 0"} <= {failure.split(" is ")[0] for failure in failures}
+
+
+def broken_identities(name: str, **steps: Any) -> set[str]:
+    """Return the identities that a method breaks within eight rounds, with other steps than its claim's."""
+    claim = algorithms()[name].claim
+    assert claim is not None
+    shorter = replace(claim, rounds=8, steps={**claim.steps, **steps})
+    failures = verify(replace(algorithms()[name], claim=shorter)).failures
+    broken = [failure.removeprefix("invariant ") for failure in failures if failure.startswith("invariant ")]
+    return {failure.split(" is off by ")[0] for failure in broken}
+
+
+@pytest.mark.parametrize("is_triggered", [True, False])
+def test_a_receiver_that_forgets_what_explains_z_fails(monkeypatch: pytest.MonkeyPatch, is_triggered: bool) -> None:
+    """Copies of h_z without q_y are not what their sender has: corrections no longer cancel."""
+    def advance(*arguments: Any) -> Any:
+        return edges.advance(*arguments[:5])
+
+    assert broken_identities("lean", edge_triggered=is_triggered) == set()
+    monkeypatch.setattr(lean, "advance", advance)
+    assert broken_identities("lean", edge_triggered=is_triggered) == {
+        "mean(D_z) = 0", "mean(z) steps by −η mean(∇) + β mean(z − z_old)"}
+
+
+STEPS_OF_THE_MEAN = {
+    "mean(y) steps by −η mean(∇) + β mean(y − y_old)", "mean(z) steps by −η mean(∇) + β mean(z − z_old)"}
+
+
+@pytest.mark.parametrize("steps", [{}, *({"momentum": 0.3, "inner_steps": steps} for steps in (1, 2, 3))], ids=repr)
+def test_wrong_steps_of_leans_loops_fail(monkeypatch: pytest.MonkeyPatch, steps: dict[str, Any]) -> None:
+    """η 1 % too large in y and z, or β: their means do not move as the identities say."""
+    assert broken_identities("lean", **steps) == set()
+    for name in ("eta", "momentum") if steps else ("eta",):
+        def advance(loop: Any, grad: Any, step: Any, *rest: Any, name: str = name) -> Any:
+            is_inner = loop.v.shape[1] == 10
+            wrong = step._replace(**{name: getattr(step, name) * 1.01}) if is_inner else step
+            return edges.advance(loop, grad, wrong, *rest)
+
+        monkeypatch.setattr(lean, "advance", advance)
+        assert broken_identities("lean", **steps) == STEPS_OF_THE_MEAN
+
+
+def test_duals_of_lead_that_start_apart_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D = 0.01 at the start: the sum stays, and the loops end where mean(∇) = −0.01."""
+    start = c2dfb_lead.start
+    monkeypatch.setattr(c2dfb_lead, "start", lambda d: replace(start(d), dual=0 * d + 0.01))
+    failures = verify(algorithms()["c2dfb_lead"]).failures
+    assert {"invariant mean(D_y) = 0", "invariant mean(D_z) = 0", "end"} <= {one.split(" is ")[0] for one in failures}
+
+
+def test_duals_of_lead_from_old_copies_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H in the place of Ŷ = H + q: means and end are the same, the trajectory is not."""
+    receive, made = c2dfb_lead.receive, algorithms()["c2dfb_lead"]
+
+    def receive_late(v: Any, grad: Any, cfg: Any, hat: Any, wq: Any) -> Any:
+        after = receive(v, grad, cfg, hat, wq)
+        dual = v.dual + cfg.gamma_in / (2 * cfg.eta_in) * (v.ref - v.w_ref)
+        return replace(after, dual=dual, d=v.d - cfg.eta_in * (grad + dual))
+
+    config = configure(made)
+    expected = trajectories.run_reference(made, config)
+    assert trajectories.compare(made, config, expected).error < trajectories.TOLERANCE
+    monkeypatch.setattr(c2dfb_lead, "receive", receive_late)
+    assert trajectories.compare(made, config, expected).path
+    assert broken_identities("c2dfb_lead") == set()
 
 
 @pytest.mark.parametrize("name", algorithms())
