@@ -106,3 +106,14 @@ def test_the_end_of_a_sweep_lists_ties(seeds: int, tmp_path: Path) -> None:
     assert (best in text) == (best in line) == (seeds == 3)
     assert ("    inner_steps 15 − 5: +0.00333 [-0.0254, +0.032], p = 0.67, 3 seeds: tie" in text) == (seeds == 3)
     assert ("inner_steps 5 − 1: +0.3 [" in text and "3 seeds: 5 is better" in text) == (seeds == 3)
+
+
+@pytest.mark.parametrize(("converged", "winner"), [(1.0, "psi_1"), (0.0, "approximate")])
+def test_nobody_wins_by_an_approximate_psi(converged: float, winner: str) -> None:
+    """A solve that missed its tolerance ranks nothing; measures that do not depend on it keep their winners."""
+    cells = table("algorithm.name", {"psi_1": ACCURACIES[5], "psi_2": ACCURACIES[1]}, psi_converged=1.0)
+    cells["psi"] = 1 - cells["test_accuracy"]
+    cells.loc[0, "psi_converged"] = converged
+    rows = build_pair_table(cells, ["algorithm.name", "seed"], *METRIC).set_index("measure")
+    assert rows.loc["psi", "winner"] == winner
+    assert rows.loc["test_accuracy", "winner"] == "psi_1"
