@@ -12,6 +12,7 @@ from tests.dashboards.conftest import STEPS, TINY, write_group
 from dbo import components
 from dbo.algorithms.registry import algorithms
 from dbo.dashboards import ranking
+from dbo.dashboards.charts import sensitivity
 from dbo.dashboards.charts.curves import AXIS_TITLES, MAX_POINTS, build_curves
 from dbo.dashboards.charts.draw import DRAWERS
 from dbo.dashboards.charts.sensitivity import build_sensitivity_panels
@@ -258,6 +259,12 @@ def test_sensitivity_has_a_panel_per_combination_of_the_other_parameters(objecti
         assert f"accuracy (mean model) {format_number(final[0])} at 1, " in panel["measured"]
         assert "accuracy (mean over nodes) " in panel["measured"]
     assert panels[0]["measured"] != panels[1]["measured"]
+
+
+def test_combinations_without_a_panel_are_counted(objectives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensitivity, "_MAX_FAMILIES", 1)
+    (panel,) = build_sensitivity_panels(load_grouped(objectives))
+    assert panel["measured"].endswith(". 1 more combination of parameters not shown.")
 
 
 def test_sensitivity_figure_names_the_other_parameters_and_both_metrics(objectives: Path) -> None:
