@@ -15,7 +15,7 @@ def run_benchmark(script: str, *options: str) -> str:
     """Return the output of a quick run of a benchmark."""
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / script), "--quick", *options],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=500, check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -92,12 +92,11 @@ NEEDS_GIT = pytest.mark.skipif(not (BENCHMARKS.parent / ".git").exists(), reason
 @NEEDS_GIT
 @pytest.mark.slow
 def test_newsgroups_benchmark_compares_every_method_with_another_commit() -> None:
-    """A ratio of processor times per method; one that does not run with the other commit's parameters is skipped."""
-    chosen = ("--algorithm", "all", "--methods", "d_soba,f2ba,mdbo")
+    """A ratio of processor times per method."""
+    chosen = ("--algorithm", "all", "--methods", "d_soba,f2ba")
     output = run_benchmark("newsgroups.py", "--part", "versions", "--against", "HEAD", *chosen)
-    for name in ("d_soba", "mdbo"):
+    for name in ("d_soba", "f2ba"):
         assert re.search(f"HEAD : this code, {name}, processor time" + JUDGED, output)
-    assert "f2ba skipped, it does not run with the parameters of HEAD: " in output or "HEAD : this code, f2ba" in output
 
 
 @NEEDS_GIT
