@@ -57,12 +57,20 @@ def mark_kernels() -> Any:
     return marks
 
 
+def code_kernels() -> Any:
+    """Import the kernels for quantized values and for the gaps between them, and numba with them, which is slow."""
+    from dbo.algorithms.kernels import codes
+
+    return codes
+
+
 @dataclass(frozen=True, slots=True)
 class PackedRow:
     """A sparse row as it travels: a bit per entry, 64 to a word and the first lowest; the marked entries in order."""
 
     words: Array      # (⌈dim / 64⌉,) uint64
     entries: Array    # (marked,) none of them zero
+    levels: Array | None = None      # (marked,) levels of quantized entries, from 1, if known: saves looking them up
 
     @classmethod
     def of(cls, row: Array) -> "PackedRow":

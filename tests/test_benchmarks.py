@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dbo.algorithms.kernels.compiled import find_processor
+from dbo.algorithms.kernels.selection import usable_forms
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 JUDGED = r": \d+\.\d\d× \(of medians \d+\.\d\d×\), target at (most|least) [\d.]+×: (met|MISSED)"
 
@@ -49,8 +52,15 @@ def test_scale_benchmark_runs() -> None:
 def test_kernels_benchmark_runs() -> None:
     """Top-k and its encoding are compared with torch, with a pass over memory and with the entropy bound."""
     output = run_benchmark("kernels.py")
-    assert re.search(re.escape("torch.topk + gather : select + encode") + JUDGED, output)
-    assert re.search(re.escape("select + encode : in-place pass") + JUDGED, output)
+    for form in usable_forms(find_processor()[1]):
+        assert re.search(re.escape(f"torch.topk + gather : select + encode, {form}") + JUDGED, output)
+        assert re.search(re.escape(f"select + encode, {form} : in-place pass") + JUDGED, output)
+    for kind in ("random", "clustered"):
+        for bits in (32, 4, 8, 16):
+            assert f"encode + decode beyond a bitmap, 3 %, {kind}: {bits} bits : in-place pass" in output
+        for ratio in (0.2, 0.05, 0.01, 0.001):
+            coders = r"log2 C\(d, k\).*entropy of gaps.*Rice.*Exp-Golomb.*Elias-Fano.*bitmap.*indices 32"
+            assert re.search(f"{kind}, {ratio:g}: {coders}", output)
     found = re.findall(r"encoded bytes : entropy bound, [\d.]+, \d+ bits: \d\.\d+×, target at most 1\.03×: met", output)
     assert len(found) == 4 * 5                  # ratios and numbers of bits
 

@@ -44,14 +44,18 @@ class Grid:
 
 def level_values(scale: float, span: int, bits: int, log: bool) -> Array:
     """Return the magnitudes that the levels stand for, ascending, in float64."""
-    count = 1 << (bits - 1)
     with np.errstate(all="ignore"):      # the scale of a damaged or diverged sender may be any number
-        if not log:
-            shares: Array = np.arange(1, count + 1) / count
-        else:
-            powers = inverse_powers(span, bits)
-            shares = 2 * powers[:0:-1] / (1 + powers[1])
-        return np.asarray(scale * shares)
+        return np.asarray(scale * level_shares(span if log else 0, bits, log))
+
+
+@lru_cache(maxsize=64)
+def level_shares(span: int, bits: int, log: bool) -> Array:
+    """Return the magnitudes of levels with the scale 1; read-only, because callers share them."""
+    powers = inverse_powers(span, bits) if log else np.ones(0)
+    count = 1 << (bits - 1)
+    shares: Array = 2 * powers[:0:-1] / (1 + powers[1]) if log else np.arange(1, count + 1) / count
+    shares.setflags(write=False)
+    return shares
 
 
 def level_edges(scale: float, span: int, bits: int, log: bool) -> Array:
@@ -116,23 +120,24 @@ def eighths() -> Array:
     return np.asarray(inverse_powers(8, 4)[np.arange(EIGHTHS + 1) % 8] * 2.0**-octaves)
 
 
-def quantize_entries(entries: Array, bits: int, log: bool) -> tuple[Array, Any, int]:
-    """Return the nonzero entries of one row at their levels, 0 where they are not sent, with scale and span.
+def quantize_entries(entries: Array, bits: int, log: bool) -> tuple[Array, Array | None, Any, int]:
+    """Return the nonzero entries of one row at their levels, 0 where they are not sent; the levels, scale and span.
 
-    The entries of a row that is not finite all become NaN: a diverged run must not go unnoticed.
+    Levels count from 1; 0 is not sent. They are None where two of them have the same magnitude: a code is the first of
+    these. The entries of a row that is not finite all become NaN: a diverged run must not go unnoticed.
     """
     magnitude = np.abs(entries)
     scale = round_scale(np.max(magnitude, initial=0, keepdims=True))[0]
     if not entries.size or np.isnan(scale):
-        return np.full_like(entries, scale), scale, 0
+        return np.full_like(entries, scale), None, scale, 0
     span = choose_span(float(scale), float(magnitude.min())) if log else 0
     edges = level_edges(float(scale), span, bits, log).astype(entries.dtype)
     values = level_values(float(scale), span, bits, log).astype(entries.dtype)
     level = np.searchsorted(edges, magnitude, side="right")
-    if bits <= 8:
-        level = level.astype(np.uint8)
+    level = level.astype(np.uint8 if bits <= 8 else np.uint16)
     levels = np.concatenate([np.zeros(1, entries.dtype), values])
-    return np.copysign(levels[level], entries) + entries.dtype.type(0), scale, span
+    differ = bool((values[1:] > values[:-1]).all())
+    return np.copysign(levels[level], entries) + entries.dtype.type(0), level if differ else None, scale, span
 
 
 def quantize_rows(rows: Array, bits: int, log: bool) -> tuple[Array, Grid]:

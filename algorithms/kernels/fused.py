@@ -45,7 +45,7 @@ def _kernels() -> Any:
 @cache
 def compile_kernels(dtype: str) -> None:
     """Compile the kernels for one dtype, or load them from the cache: not in the middle of a measurement."""
-    from dbo.algorithms.kernels import marks, selection
+    from dbo.algorithms.kernels import codes, marks, selection
 
     form = selection.fastest_form()
     if not is_cached(form.pack):
@@ -55,6 +55,7 @@ def compile_kernels(dtype: str) -> None:
     selection.top_k(v, w, 1)
     all_finite(v[None])
     marks.compile_kernels()
+    codes.compile_kernels(dtype)
 
 
 def is_cached(kernel: Any) -> bool:

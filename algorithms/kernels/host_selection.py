@@ -71,5 +71,5 @@ def quantize_rows(rows: Array, bits: int, log: bool) -> tuple[Array, Array, Arra
     values, scales, spans = np.zeros_like(rows), np.zeros(len(rows), rows.dtype), np.zeros(len(rows), np.int64)
     for i, row in enumerate(rows):
         at = np.flatnonzero(row)
-        values[i, at], scales[i], spans[i] = quantize_entries(row[at], bits, log)
+        values[i, at], _, scales[i], spans[i] = quantize_entries(row[at], bits, log)
     return values, scales, spans

@@ -67,13 +67,15 @@ def pack_largest(rows: Rows, k: int, bits: int | None, log: bool, channel: str =
 
 def quantize_row(row: PackedRow, dim: int, bits: int, log: bool) -> tuple[PackedRow, Any, int]:
     """Return the row with quantized entries, without those that become 0, and its scale and span."""
-    entries, scale, span = quantize_entries(row.entries, bits, log)
+    entries, levels, scale, span = quantize_entries(row.entries, bits, log)
     words = row.words
     if not entries.all():
         unpacked = np.unpackbits(words.view(np.uint8), bitorder="little")
         unpacked[row.positions(dim)[entries == 0]] = 0
-        words, entries = np.packbits(unpacked, bitorder="little").view(np.uint64), entries[entries != 0]
-    return PackedRow(words, entries), scale, span
+        sent = entries != 0
+        words, entries = np.packbits(unpacked, bitorder="little").view(np.uint64), entries[sent]
+        levels = None if levels is None else levels[sent]
+    return PackedRow(words, entries, levels), scale, span
 
 
 def select_rows(rows: Rows, k: int, channel: str = "") -> list[PackedRow]:

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import Array, Grid, Message, Packed, scale_code, short_loops
+from dbo.algorithms.api import Array, Grid, Message, Packed, PackedRow, code_kernels, scale_code, short_loops
+from dbo.platform.network.enumeration import encode_enumerated, enumerated_length
+from dbo.platform.network.golomb import encode_golomb, measure_codes
 from dbo.platform.network.measuring import MAX_ENTRIES, measure_compiled, measure_in_pieces
 from dbo.platform.network.positions import (
     encode_packed,
@@ -25,11 +27,13 @@ from dbo.platform.network.row_format import (
     BITMAP,
     DENSE,
     DTYPES,
+    GOLOMB,
     GROUPED,
     INDEX,
     LEVELS,
     LOG,
     MAX_WIDTH,
+    NUMBER,
     RICE,
     WIDTH_BYTES,
     RowFormat,
@@ -38,6 +42,7 @@ from dbo.platform.network.row_format import (
     choose_form,
     grid_length,
     index_width,
+    is_refined,
     pack_codes,
     packed_length,
     values_length,
@@ -70,6 +75,8 @@ class Counted(NamedTuple):
 
     values: int      # nonzero entries, or groups with one
     unary: int       # bytes of the unary parts of the Rice code of their positions
+    golomb: int = 0  # bytes of the shortest Exp-Golomb code of their positions, 0 if none is considered …
+    order: int = 0   # … and its order
 
 
 def measure_messages(messages: Mapping[str, Message | Packed]) -> dict[str, Table]:
@@ -91,11 +98,15 @@ def _measure_short(messages: Mapping[str, Message | Packed]) -> dict[str, Table]
     kinds: dict[Any, dict[str, Array]] = {}
     tables: dict[str, Table] = {}
     for name, message in messages.items():
-        if isinstance(message, Packed) or message.form != "sparse" or message.shape[1] > MAX_ENTRIES:
+        bits = wire_bits(message.grid)
+        if (
+            isinstance(message, Packed) or message.form != "sparse" or message.shape[1] > MAX_ENTRIES
+            or is_refined(message.shape[1], bits)
+        ):
             tables[name] = measure_rows(message)
             continue
         check_width(message)
-        values, bits = message.values, wire_bits(message.grid)
+        values = message.values
         loops = short_loops(values) if message.width == 1 else None
         if loops is not None:
             tables[name] = measure_compiled(loops, values, bits)
@@ -113,19 +124,28 @@ def measure_rows(message: Message | Packed, counted: tuple[Counted, ...] | None 
     """Return the table of a message's rows; `counted` is known for the sparse messages of a device."""
     nodes, dim = message.shape
     if isinstance(message, Packed):
-        lengths = message.map_rows(lambda row: unary_bytes_packed(row, dim))
-        counted = tuple(Counted(row.entries.size, length) for row, length in zip(message.rows, lengths, strict=True))
-        return measure_sparse(counted, dim, message.rows[0].entries.itemsize, wire_bits(message.grid))
+        bits = wire_bits(message.grid)
+        counted = tuple(message.map_rows(lambda row: count_row(row, dim, bits)))
+        return measure_sparse(counted, dim, message.rows[0].entries.itemsize, bits)
     itemsize = message.values.dtype.itemsize
     if message.form == "dense":
         return measure_dense(nodes, dim, itemsize)
     if message.form == "levels":
         return _uniform(nodes, itemsize + packed_length(dim, message.bits), dim)
     check_width(message)
+    if counted is None and is_refined(dim, wire_bits(message.grid)):
+        counted = tuple(count_row(PackedRow.of(row), dim, wire_bits(message.grid)) for row in message.values)
     if counted is None:
         positions = _find_groups(message.values, message.width)
         counted = tuple(Counted(at.size, unary_bytes(at, dim // message.width)) for at in positions)
     return measure_sparse(counted, dim, itemsize, wire_bits(message.grid), message.width)
+
+
+def count_row(row: PackedRow, dim: int, bits: int) -> Counted:
+    """Return what the length of a packed row depends on."""
+    if is_refined(dim, bits):
+        return Counted(row.entries.size, *measure_codes(row, dim))
+    return Counted(row.entries.size, unary_bytes_packed(row, dim))
 
 
 def measure_dense(nodes: int, dim: int, itemsize: int) -> Table:
@@ -141,23 +161,27 @@ def measure_sparse(counted: tuple[Counted, ...], dim: int, itemsize: int, bits: 
     values.
     """
     table = np.empty((len(counted), 3), dtype=np.int64)
-    for row, (count, unary) in enumerate(counted):
-        form, length = choose_sparse(count, unary, dim, itemsize, bits, width)
-        values = dim if form == DENSE else count * width
-        head = grid_length(bits) if count else 0
+    for row, facts in enumerate(counted):
+        form, length = choose_sparse(facts, dim, itemsize, bits, width)
+        values = dim if form == DENSE else facts.values * width
+        head = grid_length(bits) if facts.values else 0
         table[row] = length, values_length(values, bits, itemsize) + head, values
     table.setflags(write=False)
     return table
 
 
-def choose_sparse(count: int, unary: int, dim: int, itemsize: int, bits: int, width: int) -> tuple[int, int]:
+def choose_sparse(counted: Counted, dim: int, itemsize: int, bits: int, width: int) -> tuple[int, int]:
     """Return the form of a sparse row and the bytes of its body; a row without values has none."""
+    count, groups = counted.values, dim // width
     if not count:
         return RICE, 0
-    groups = dim // width
-    rice = unary + packed_length(count, rice_parameter(count, groups))
+    rice = counted.unary + packed_length(count, rice_parameter(count, groups))
     if width == 1:
-        return choose_form(count, dim, itemsize, bits, rice)
+        codes: tuple[tuple[int, int], ...] = ((RICE, rice),)
+        if is_refined(dim, bits):
+            number = enumerated_length(count, dim)
+            codes = (*([(NUMBER, number)] if number else []), *codes, (GOLOMB + counted.order, counted.golomb))
+        return choose_form(count, dim, itemsize, bits, codes)
     grouped, whole = WIDTH_BYTES + rice + count * width * itemsize, dim * itemsize
     return (DENSE, whole) if whole <= grouped else (RICE + GROUPED, grouped)
 
@@ -220,7 +244,7 @@ def encode_row(message: Message | Packed | EncodedRows, row: int) -> tuple[RowFo
         format_, encoded = message.rows[row]
         return format_, [encoded]
     if isinstance(message, Packed):
-        return _encode_packed(message, row)
+        return _encode_packed_row(message.rows[row], message.grid, message.dim, row)
     if _is_on_device(message):
         return encode_row(encode_on_device({"": message}, [row], measure_messages({"": message}))[""], row)
     values = message.values[row]
@@ -245,8 +269,10 @@ def _encode_sparse(
 ) -> tuple[RowFormat, list[bytes | memoryview]]:
     check_width(message)
     dim, width, bits = values.size, message.width, wire_bits(message.grid)
+    if is_refined(dim, bits):
+        return _encode_packed_row(PackedRow.of(values), message.grid, dim, row)
     (at,) = _find_groups(values[None], width)
-    form, _ = choose_sparse(at.size, unary_bytes(at, dim // width), dim, values.itemsize, bits, width)
+    form, _ = choose_sparse(Counted(at.size, unary_bytes(at, dim // width)), dim, values.itemsize, bits, width)
     format_ = RowFormat(code, form, bits, dim, dim if form == DENSE else at.size)
     if form == DENSE and not bits:
         # Receivers of a sparse row get +0.0 in whichever form it travels.
@@ -270,11 +296,21 @@ def _clear_signs(values: NDArray[Any]) -> NDArray[Any]:
     return np.where(values != 0, values, values.dtype.type(0))
 
 
-def _encode_values(entries: NDArray[Any], grid: Grid | None, row: int) -> tuple[bytes, bytes]:
-    """Return scale and span, and the values or their codes; raise WireError if a value is on no level."""
+def _encode_values(
+    entries: NDArray[Any], grid: Grid | None, row: int, known: NDArray[Any] | None = None
+) -> tuple[bytes, bytes | memoryview]:
+    """Return scale and span, and the values or their codes; raise WireError if a value is on no level.
+
+    `known` are the levels of the values, from 1, if the compressor has kept them.
+    """
     if grid is None or not entries.size:
         return b"", entries.tobytes()
     head = scale_code(grid.scale[row]) + (bytes([int(grid.span[row])]) if grid.log else b"")
+    if known is not None:
+        packed = np.zeros(packed_length(entries.size, grid.bits) // 8 + 2, dtype=np.uint64)
+        code_kernels().pack_levels(known, entries, grid.bits, packed)
+        codes = packed.astype("<u8", copy=False).view(np.uint8)[: packed_length(entries.size, grid.bits)]
+        return head, codes.data
     levels = grid.magnitudes(row)
     if np.isnan(grid.scale[row]):
         return head, pack_codes(np.zeros(entries.size, np.uint16), grid.bits)
@@ -285,12 +321,14 @@ def _encode_values(entries: NDArray[Any], grid: Grid | None, row: int) -> tuple[
     return head, pack_codes(level + (entries < 0) * levels.size, grid.bits)
 
 
-def _encode_packed(message: Packed, index: int) -> tuple[RowFormat, list[bytes | memoryview]]:
+def _encode_packed_row(
+    row: PackedRow, grid: Grid | None, dim: int, index: int
+) -> tuple[RowFormat, list[bytes | memoryview]]:
     """Encode a row that is packed already: bitmaps and floats are copies."""
-    row, dim, bits = message.rows[index], message.dim, wire_bits(message.grid)
+    bits = wire_bits(grid)
     code, count = _CODES[row.entries.dtype.str[1:]], row.entries.size
-    unary = unary_bytes_packed(row, dim)
-    form, _ = choose_sparse(count, unary, dim, row.entries.itemsize, bits, 1)
+    counted = count_row(row, dim, bits)
+    form, _ = choose_sparse(counted, dim, row.entries.itemsize, bits, 1)
     entries = row.entries.astype(DTYPES[code], copy=False)
     if form == DENSE and not bits:
         return RowFormat(code, form, 0, dim, dim), [row.dense(dim).astype(DTYPES[code], copy=False).data.cast("B")]
@@ -300,11 +338,15 @@ def _encode_packed(message: Packed, index: int) -> tuple[RowFormat, list[bytes |
     elif form == INDEX:
         positions = [row.positions(dim).astype(f"<u{index_width(dim)}").tobytes()]
     elif form == RICE and count:
-        positions = [*encode_packed(row, dim, unary)]
+        positions = [*encode_packed(row, dim, counted.unary)]
+    elif form == NUMBER:
+        positions = [encode_enumerated(row.positions(dim), dim)]
+    elif form >= GOLOMB:
+        positions = encode_golomb(row.words, count, form - GOLOMB, counted.golomb)
     format_ = RowFormat(code, form, bits, dim, count)
-    if message.grid is None:
+    if grid is None:
         return format_, [*positions, entries.data.cast("B")]
-    head, body = _encode_values(entries, message.grid, index)
+    head, body = _encode_values(entries, grid, index, row.levels)
     return format_, [head, *positions, body]
 
 

@@ -5,22 +5,33 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dbo.algorithms.api import EIGHTHS, MANY_WORDS, Array, PackedRow, level_values, read_scale
-from dbo.platform.network.positions import code_length, decode_positions, decode_words, rice_parameter
+from dbo.algorithms.api import EIGHTHS, MANY_WORDS, Array, PackedRow, code_kernels, level_values, read_scale
+from dbo.platform.network.enumeration import decode_enumerated, enumerated_length
+from dbo.platform.network.golomb import decode_golomb, decode_golomb_positions, golomb_parts
+from dbo.platform.network.positions import (
+    as_words,
+    code_length,
+    decode_positions,
+    decode_words,
+    is_padded,
+    rice_parameter,
+)
 from dbo.platform.network.row_format import (
     BITMAP,
     DENSE,
     DTYPES,
-    GROUPED,
+    GOLOMB,
     INDEX,
     LEVELS,
     LOG,
+    NUMBER,
     PADDED,
     RICE,
     WIDTH_BYTES,
     CorruptError,
     RowFormat,
     index_width,
+    is_refined,
     packed_length,
     unpack_codes,
     values_length,
@@ -45,15 +56,25 @@ def body_length(row: RowFormat, body: memoryview) -> int:
     if not count:
         return 0
     width = read_width(row, body)
-    positions = {
-        DENSE: 0, INDEX: count * index_width(row.dim), BITMAP: packed_length(row.dim, 1),
-        RICE: packed_length(count, rice_parameter(count, row.dim // width)),
-    }[row.form % GROUPED]
+    if row.kind == NUMBER and not enumerated_length(count, row.dim):
+        raise CorruptError(f"{count} of {row.dim} positions are not enumerated")
     head = WIDTH_BYTES * (width > 1) + row.grid_length
-    length = _check_left(head + positions + values_length(count * width, row.bits, itemsize), body)
-    if row.form % GROUPED == RICE:
-        length += code_length(body[head:], count, row.dim // width)[0]
-    return _check_left(length, body)
+    length = head + values_length(count * width, row.bits, itemsize)
+    if row.kind == RICE:      # before the unary parts are counted
+        _check_left(length + packed_length(count, rice_parameter(count, row.dim // width)), body)
+    return _check_left(length + positions_length(row, body[head:], width), body)
+
+
+def positions_length(row: RowFormat, body: memoryview, width: int = 1) -> int:
+    """Return the bytes of the positions at the start of these bytes; raise CorruptError if these cannot hold a code."""
+    if row.kind == GOLOMB:
+        return sum(golomb_parts(body, row.values, row.order))
+    if row.kind == RICE:
+        return sum(code_length(body, row.values, row.dim // width))
+    return {
+        DENSE: 0, INDEX: row.values * index_width(row.dim), BITMAP: packed_length(row.dim, 1),
+        NUMBER: enumerated_length(row.values, row.dim),
+    }[row.kind]
 
 
 def _check_left(length: int, body: memoryview) -> int:
@@ -64,7 +85,7 @@ def _check_left(length: int, body: memoryview) -> int:
 
 def read_width(row: RowFormat, body: memoryview) -> int:
     """Return the entries of a group."""
-    if row.form < GROUPED:
+    if not row.is_grouped:
         return 1
     width = int.from_bytes(body[:WIDTH_BYTES], "little")
     if width < 2 or row.dim % width or row.values > row.dim // width:
@@ -79,7 +100,7 @@ def decode_row(body: memoryview, row: RowFormat, packed: bool = False) -> Array 
         values = _decode_levels(body, dtype, row)
     elif row.form == DENSE and not row.bits:
         values = np.frombuffer(body, dtype).astype(dtype.newbyteorder("="))
-    elif row.form >= GROUPED:
+    elif row.is_grouped:
         values = _decode_groups(body, dtype, row)
     elif packed:
         return _decode_packed(body, dtype, row)
@@ -96,7 +117,7 @@ def check_row(body: memoryview, row: RowFormat) -> EncodedRow:
     if row.form == LEVELS:
         if (padded := row.dim * row.bits % 8) and body[-1] >> padded:
             raise CorruptError(PADDED)
-    elif row.form >= GROUPED:
+    elif row.is_grouped:
         if row.values:
             _decode_group_positions(body, row)
     elif row.form != DENSE or row.bits:
@@ -122,8 +143,17 @@ def _decode_sparse(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> tu
             raise CorruptError(f"the bitmap of {row.dim} entries does not mark {row.values} values")
         at = np.flatnonzero(marked)
     else:
-        at, length = decode_positions(rest, row.values, row.dim), sum(code_length(rest, row.values, row.dim))
+        at, length = decode_code(rest, row), positions_length(row, rest)
     return at, _read_values(body, rest[length:], dtype, row)
+
+
+def decode_code(body: memoryview, row: RowFormat) -> NDArray[np.int64]:
+    """Return the positions in a code; raise CorruptError if there is one that no sender makes."""
+    if row.kind == NUMBER:
+        return decode_enumerated(body, row.values, row.dim)
+    if row.kind == GOLOMB:
+        return decode_golomb_positions(body, row.values, row.dim, row.order)
+    return decode_positions(body, row.values, row.dim)
 
 
 def _decode_packed(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> PackedRow:
@@ -137,7 +167,9 @@ def _decode_packed(body: memoryview, dtype: np.dtype[Any], row: RowFormat) -> Pa
         if (row.dim % 8 and marks[length - 1] >> row.dim % 8) or int(np.bitwise_count(words).sum()) != row.values:
             raise CorruptError(f"the bitmap of {row.dim} entries does not mark {row.values} values")
     elif row.form == RICE and row.values and row.dim >= 64 * MANY_WORDS:
-        words, length = decode_words(rest, row.values, row.dim), sum(code_length(rest, row.values, row.dim))
+        words, length = decode_words(rest, row.values, row.dim)
+    elif row.kind == GOLOMB and row.values:
+        words, length = decode_golomb(rest, row.values, row.dim, row.order)
     else:
         at, entries = _decode_sparse(body, dtype, row)
         marked = np.zeros(-(-row.dim // 64) * 64, dtype=np.bool_)
@@ -181,9 +213,21 @@ def _read_values(body: memoryview, rest: memoryview, dtype: np.dtype[Any], row: 
     levels = level_values(float(scale), span, bits, log)
     with np.errstate(all="ignore"):
         levels = levels.astype(scale.dtype)
+    if is_refined(row.dim, row.bits):
+        return _read_many(rest, row.values, bits, levels)
     codes = unpack_codes(np.frombuffer(rest, np.uint8), bits, row.values)
     values: Array = np.concatenate([levels, -levels])[codes]
     if not (values != 0).all():
+        raise CorruptError("a zero among the values of a sparse row")
+    return values
+
+
+def _read_many(rest: memoryview, count: int, bits: int, levels: Array) -> Array:
+    """Return the values of a wide quantized row."""
+    if not is_padded(rest[: packed_length(count, bits)], count * bits):
+        raise CorruptError(PADDED)
+    values = np.empty(count, levels.dtype)
+    if code_kernels().unpack_values(as_words(rest), bits, levels, values):
         raise CorruptError("a zero among the values of a sparse row")
     return values
 

@@ -33,7 +33,7 @@ from dbo.platform.network.codecs import (
 from dbo.platform.network.decoding import EncodedRow, body_length, check_row, decode_row
 from dbo.platform.network.row_format import RICE, CorruptError, RowFormat, RowType, WireError, check_format
 
-VERSION = 2
+VERSION = 3
 
 _MAGIC = b"DBOP"
 _HEADER = struct.Struct("<4sHHIIIIQ")

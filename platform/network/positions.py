@@ -81,12 +81,20 @@ def code_length(body: memoryview, count: int, dim: int) -> tuple[int, int]:
     lowest = packed_length(count, shift)
     if not count:
         return 0, lowest
-    most = min(len(body), packed_length(count + (dim >> shift), 1))
-    ones = np.cumsum(np.bitwise_count(np.frombuffer(body, np.uint8, count=most)), dtype=np.uint32)
-    last = int(np.searchsorted(ones, count))
-    if last == most or int(ones[last]) != count:
-        raise CorruptError(f"the gaps of {dim} entries do not end with {count} values")
-    return last + 1, lowest
+    return count_unary_bytes(body, count, packed_length(count + (dim >> shift), 1)), lowest
+
+
+def count_unary_bytes(body: memoryview, count: int, most: int) -> int:
+    """Return the bytes, at most so many, up to the one that ends the last of `count` unary parts."""
+    most = min(len(body), most)
+    ones = np.cumsum(np.bitwise_count(np.frombuffer(body, "<u8", count=most // 8)), dtype=np.uint32)
+    word = int(np.searchsorted(ones, np.uint32(count)))
+    seen = int(ones[word - 1]) if word else 0
+    for at in range(8 * word, min(8 * word + 8, most)):
+        seen += body[at].bit_count()
+        if seen == count:
+            return at + 1
+    raise CorruptError(f"the gaps do not end with {count} values")
 
 
 def decode_positions(body: memoryview, count: int, dim: int) -> NDArray[np.int64]:
@@ -102,24 +110,36 @@ def decode_positions(body: memoryview, count: int, dim: int) -> NDArray[np.int64
     return positions
 
 
-def decode_words(body: memoryview, count: int, dim: int) -> NDArray[np.uint64]:
-    """Return the positions in a code as marks; raise CorruptError as `decode_positions` does."""
+def decode_words(body: memoryview, count: int, dim: int) -> tuple[NDArray[np.uint64], int]:
+    """Return the positions in a code as marks, and its bytes; raise CorruptError as `decode_positions` does."""
     shift = rice_parameter(count, dim)
     first, second = code_length(body, count, dim)
-    unary, lowest = _as_words(body[:first]), _as_words(body[first : first + second])
-    if (used := count * shift % 8) and body[first + second - 1] >> used:
+    unary, lowest = as_words(body[:first]), as_words(body[first : first + second])
+    if not is_padded(body[first : first + second], count * shift):
         raise CorruptError("the last byte of the gaps is not padded with zeros")
     words = np.zeros(-(-dim // 64), dtype=np.uint64)
     if mark_kernels().decode_gaps(unary, lowest, shift, dim, words) != count:
         raise CorruptError(f"a gap ends behind the {dim} entries")
-    return words
+    return words, first + second
 
 
 def _gaps(positions: NDArray[Any]) -> NDArray[np.int64]:
     return np.diff(positions.astype(np.int64, copy=False), prepend=-1).astype(np.int64, copy=False) - 1
 
 
-def _as_words(data: memoryview) -> NDArray[np.uint64]:
+def find_positions(words: NDArray[np.uint64], count: int) -> NDArray[np.int64]:
+    """Return the positions of so many marks."""
+    found = np.empty(count, dtype=np.int64)
+    mark_kernels().find_positions(words, found)
+    return found
+
+
+def is_padded(data: memoryview, bits: int) -> bool:
+    """Decide whether the last byte of so many bits is padded with zeros."""
+    return not (bits % 8 and data[-1] >> bits % 8)
+
+
+def as_words(data: memoryview) -> NDArray[np.uint64]:
     """Copy bytes to where words are aligned, with a word of zeros behind them."""
     padded = np.zeros((len(data) // 8 + 2) * 8, dtype=np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)

@@ -1,14 +1,17 @@
 """Define the forms in which a row travels, their lengths, and the checks of a format before a row is allocated.
 
-A row travels in one of five forms; everything is little-endian:
+A row travels in one of seven forms; everything is little-endian:
 
     dense    `count` = dim values
     index    `count` positions in the smallest unsigned width that dim fits into, ascending, then their values
     bitmap   a bit per entry, ⌈dim/8⌉ bytes, then `count` values
     levels   the unit, then dim integers of `bits` bits each, stored as level + 2^(bits−1); one bit is −1 or +1
     rice     a Rice code of the `count` positions (`positions`), then their values
+    number   the number of the set of `count` positions (`enumeration`), then their values
+    golomb   `form` − 32 is the order of an Exp-Golomb code of the `count` positions (`golomb`), then their values
 
-A sparse message takes the shortest of all but levels; index, bitmap and rice never carry a zero. Sparse rows may be
+A sparse message takes the shortest of all but levels; number and golomb are forms of quantized rows of at least 65,536
+entries only, where positions weigh most. All but dense and levels never carry a zero. Sparse rows may be
 
     quantized   `bits` is not 0, + 128 for logarithmic levels: the body starts with the first two bytes of the scale,
                 then for logarithmic levels a byte, the span. Values are integers of `bits` bits: the level from 0 on,
@@ -23,8 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dbo.algorithms.api import MANY_WORDS
+
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
-DENSE, INDEX, BITMAP, LEVELS, RICE = range(5)
+DENSE, INDEX, BITMAP, LEVELS, RICE, NUMBER = range(6)
+GOLOMB = 32        # the form of order 0
+ORDERS = 10        # of the Exp-Golomb codes
 LOG = 128          # in `bits`: the levels of a quantized row are logarithmic
 GROUPED = 16       # in `form`: positions are those of groups
 WIDTH_BYTES = 2    # of the width of a group
@@ -41,6 +48,11 @@ class CorruptError(WireError):
     """Parts of the packet contradict each other."""
 
 
+def is_refined(dim: int, bits: int) -> bool:
+    """Decide whether a row may travel in the forms number and golomb."""
+    return bool(bits) and dim >= 64 * MANY_WORDS
+
+
 class RowFormat(NamedTuple):
     """What a receiver must know of a body to decode it."""
 
@@ -49,6 +61,20 @@ class RowFormat(NamedTuple):
     bits: int       # of a level, with LOG; 0: values are floats
     dim: int
     values: int     # in the body: `count` above
+
+    @property
+    def kind(self) -> int:
+        """The form without the order of a code, and without the flag of groups."""
+        return GOLOMB if self.form >= GOLOMB else self.form % GROUPED
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.form == RICE + GROUPED
+
+    @property
+    def order(self) -> int:
+        """The order of the Exp-Golomb code."""
+        return self.form - GOLOMB
 
     @property
     def value_bits(self) -> int:
@@ -92,14 +118,17 @@ def values_length(count: int, bits: int, itemsize: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def choose_form(count: int, dim: int, itemsize: int, bits: int, rice: int) -> tuple[int, int]:
-    """Return the shortest form of a sparse row and the bytes of its body; `rice` are those of the Rice code.
+def choose_form(
+    count: int, dim: int, itemsize: int, bits: int, codes: tuple[tuple[int, int], ...]
+) -> tuple[int, int]:
+    """Return the shortest form of a sparse row and the bytes of its body, given (form, bytes) of codes of positions.
 
-    Of equal ones dense comes before bitmap before index before rice. Quantized rows are dense only if nothing is left
-    out.
+    Of equal ones dense comes before bitmap before index before the codes, in their order. Quantized rows are dense only
+    if nothing is left out.
     """
     values = values_length(count, bits, itemsize)
-    lengths = {BITMAP: values + packed_length(dim, 1), INDEX: values + count * index_width(dim), RICE: values + rice}
+    lengths = {BITMAP: values + packed_length(dim, 1), INDEX: values + count * index_width(dim)}
+    lengths |= {form: values + length for form, length in codes}
     if not bits or count == dim:
         lengths = {DENSE: values_length(dim, bits, itemsize)} | lengths
     form = min(lengths, key=lambda form: lengths[form])
@@ -110,8 +139,10 @@ def check_format(row: RowFormat, expected: RowType | None) -> None:
     """Raise CorruptError if no row has this format, or if its row is not the expected one; allocate nothing."""
     if row.dtype not in DTYPES:
         raise CorruptError(f"unknown dtype {row.dtype}")
-    if row.form not in (DENSE, INDEX, BITMAP, LEVELS, RICE, RICE + GROUPED):
+    if row.form not in (DENSE, INDEX, BITMAP, LEVELS, RICE, RICE + GROUPED, NUMBER, *range(GOLOMB, GOLOMB + ORDERS)):
         raise CorruptError(f"unknown form {row.form}")
+    if row.kind in (NUMBER, GOLOMB) and not is_refined(row.dim, row.bits):
+        raise CorruptError(f"form {row.form} of {row.dim} entries and {row.bits} bits, it is of quantized wide rows")
     if row.form == RICE + GROUPED and row.bits:
         raise CorruptError(f"{row.bits} bits, groups have 0")
     if row.form == LEVELS and not 1 <= row.bits <= 16:

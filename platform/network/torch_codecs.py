@@ -27,22 +27,27 @@ from dbo.platform.network.codecs import (
     choose_sparse,
     wire_bits,
 )
-from dbo.platform.network.decoding import EncodedRow, read_width
+from dbo.platform.network.decoding import EncodedRow, decode_code, positions_length, read_width
+from dbo.platform.network.enumeration import encode_enumerated
+from dbo.platform.network.golomb import golomb_length, golomb_parts
 from dbo.platform.network.positions import code_length, parameter_limits, rice_parameter
 from dbo.platform.network.row_format import (
     BITMAP,
     DENSE,
     DTYPES,
-    GROUPED,
+    GOLOMB,
     INDEX,
     LEVELS,
     LOG,
+    NUMBER,
+    ORDERS,
     RICE,
     WIDTH_BYTES,
     RowFormat,
     WireError,
     grid_length,
     index_width,
+    is_refined,
     packed_length,
     values_length,
 )
@@ -51,6 +56,9 @@ _CODES = {torch.float32: 1, torch.float64: 2}
 _FLOATS = {code: dtype for dtype, code in _CODES.items()}
 _ALIGNED = 8      # bytes: parts of a buffer start where numbers of any type may
 _STATUS = 1       # bytes after the levels of a row: whether they were out of range
+_CHOICE = 1       # bytes after these of a row with the form that the device chose
+_POSITION = 4     # bytes of a position where the host enumerates them
+_FORMS = 64       # above every form
 _PARTS = 4        # of a body
 
 
@@ -64,13 +72,18 @@ def fetch(tensor: Any) -> NDArray[Any]:
 
 def count_rows(messages: Mapping[str, Message]) -> dict[str, tuple[Counted, ...]]:
     """Return the numbers of values of the rows of each channel, and the bytes of their unary parts."""
-    counts = fetch(torch.cat([_count(_mark_groups(message)) for message in messages.values()])).tolist()
+    counts = fetch(torch.cat([_count(_mark_groups(message), _is_refined(message)) for message in messages.values()]))
+    lines = counts.tolist()
     found, start = {}, 0
     for name, message in messages.items():
         end = start + len(message.values)
-        found[name] = tuple(Counted(values, packed_length(unary, 1)) for values, unary in counts[start:end])
+        found[name] = tuple(Counted(values, packed_length(unary, 1), code) for values, unary, code in lines[start:end])
         start = end
     return found
+
+
+def _is_refined(message: Message) -> bool:
+    return is_refined(message.shape[1], wire_bits(message.grid))
 
 
 def _mark_groups(message: Message) -> Any:
@@ -80,8 +93,8 @@ def _mark_groups(message: Message) -> Any:
     return marked if message.width == 1 else marked.view(len(marked), -1, message.width).any(dim=2)
 
 
-def _count(marked: Any) -> Any:
-    """Return (rows, 2) numbers of marks, and the bits of their unary parts."""
+def _count(marked: Any, refined: bool) -> Any:
+    """Return (rows, 3) numbers of marks, the bits of their unary parts, and the bytes of the best Exp-Golomb code."""
     dim = marked.shape[1]
     counts = marked.sum(dim=1)
     shift = torch.zeros_like(counts)
@@ -91,7 +104,17 @@ def _count(marked: Any) -> Any:
     last = torch.where(marked, at, 0).cummax(dim=1).values
     gaps = at - 1 - torch.nn.functional.pad(last[:, :-1], (1, 0))
     unary = torch.where(marked, (gaps >> shift[:, None]) + 1, 0).sum(dim=1)
-    return torch.stack([counts, unary], dim=1)
+    lengths = [
+        golomb_length(counts, torch.where(marked, _count_digits(gaps, order), 0).sum(dim=1), order)
+        for order in range(ORDERS if refined else 0)
+    ]
+    best = torch.stack(lengths).amin(dim=0) if lengths else torch.zeros_like(counts)
+    return torch.stack([counts, unary, best], dim=1)
+
+
+def _count_digits(gaps: Any, order: Any) -> Any:
+    """Return n of the Exp-Golomb code of each gap, which is below 2^52."""
+    return torch.frexp(((gaps >> order) + 1).to(torch.float64)).exponent.to(torch.int64) - 1
 
 
 def encode_rows(
@@ -114,15 +137,32 @@ def encode_rows(
     start = 0
     for (name, row, format_), body in zip(formats, bodies, strict=True):
         end = start + len(body)
+        if _is_chosen_there(format_):
+            end -= _CHOICE
+            format_ = format_._replace(form=view[end])
         if format_.form == LEVELS or format_.bits:
             if view[end - _STATUS]:
                 kind = "levels do not fit into" if format_.form == LEVELS else "a value is on no level of"
                 encoded[name].errors[row] = f"{kind} {format_.value_bits} bits"
-            encoded[name].rows[row] = format_, view[start : end - _STATUS]
+            rest = view[start : end - _STATUS]
+            encoded[name].rows[row] = format_, _enumerate(rest, format_) if format_.kind == NUMBER else rest
         else:
             encoded[name].rows[row] = format_, view[start:end]
-        start = end
+        start += len(body)
     return encoded
+
+
+def _is_chosen_there(format_: RowFormat) -> bool:
+    """Decide whether the device chooses between the codes of positions: the host knows the length, not the form."""
+    return format_.kind in (RICE, GOLOMB) and format_.values > 0 and is_refined(format_.dim, format_.bits)
+
+
+def _enumerate(body: memoryview, format_: RowFormat) -> memoryview:
+    """Return the body with the number of its few positions in place of themselves."""
+    start = format_.grid_length
+    end = start + _POSITION * format_.values
+    number = encode_enumerated(np.frombuffer(body[start:end], "<u4"), format_.dim)
+    return memoryview(b"".join([body[:start], number, body[end:]]))
 
 
 def _choose_format(message: Message, measured: Any) -> RowFormat:
@@ -142,11 +182,11 @@ def _choose_format(message: Message, measured: Any) -> RowFormat:
     head = grid_length(bits)
     if values == dim and length == head + values_length(dim, bits, itemsize):
         return RowFormat(code, DENSE, bits, dim, dim)
-    # The measured length tells how long the unary parts are if the form is rice, and is that of another form otherwise.
+    # The measured length tells how long the code of positions is if that is the form, and is that of another otherwise.
     count = values // width
     lowest = packed_length(count, rice_parameter(count, dim // width))
-    unary = length - head - WIDTH_BYTES * (width > 1) - values_length(values, bits, itemsize) - lowest
-    form, _ = choose_sparse(count, max(unary, 0), dim, itemsize, bits, width)
+    positions = length - head - WIDTH_BYTES * (width > 1) - values_length(values, bits, itemsize)
+    form, _ = choose_sparse(Counted(count, max(positions - lowest, 0), positions), dim, itemsize, bits, width)
     return RowFormat(code, form, bits, dim, count)
 
 
@@ -176,7 +216,13 @@ def _encode(message: Message, row: int, format_: RowFormat, length: int) -> list
         where = [pack_bits(marked)]
     elif format_.form == INDEX:
         where = [_lowest_bytes(at, index_width(dim))]
-    elif count and format_.form % GROUPED == RICE:
+    elif format_.form == NUMBER:
+        where = [_lowest_bytes(at, _POSITION)]
+    elif _is_chosen_there(format_):
+        others = sum(len(part) for part in (*head, *body)) - _STATUS
+        code, form = _encode_shortest(at, dim, length - others)
+        return [*head, code, *body, form]
+    elif count and format_.kind == RICE:
         shift = rice_parameter(count, dim)
         others = sum(len(part) for part in (*head, *body)) - _STATUS * bool(format_.bits) + packed_length(count, shift)
         where = _encode_positions(at, shift, length - others)
@@ -189,6 +235,31 @@ def _encode_positions(at: Any, shift: int, unary_length: int) -> list[Any]:
     ends = torch.cumsum((gaps >> shift) + 1, dim=0) - 1
     unary = torch.zeros(8 * unary_length, dtype=torch.uint8, device=at.device).scatter_(0, ends, 1)
     return [pack_bits(unary), *([pack_codes(gaps & ((1 << shift) - 1), shift)] if shift else [])]
+
+
+def _encode_shortest(at: Any, dim: int, length: int) -> tuple[Any, Any]:
+    """Return the shortest code of positions, which has so many bytes, and its form: Rice or an Exp-Golomb code.
+
+    The device chooses as the host does; only the length is known here.
+    """
+    count, rice = len(at), rice_parameter(len(at), dim)
+    gaps = torch.diff(at, prepend=at.new_full((1,), -1)) - 1
+    lengths = [((gaps >> rice).sum() + count + 7) // 8 + packed_length(count, rice)]
+    lengths += [golomb_length(count, _count_digits(gaps, order).sum(), order) for order in range(ORDERS)]
+    forms = torch.tensor([RICE, *range(GOLOMB, GOLOMB + ORDERS)], device=at.device)
+    form = (torch.stack(lengths) * _FORMS + forms).amin() % _FORMS
+    is_rice = form == RICE
+    shift = torch.where(is_rice, rice, form - GOLOMB)
+    digits = torch.where(is_rice, gaps >> shift, _count_digits(gaps, shift))
+    width = torch.where(is_rice, shift, digits + shift)
+    rest = gaps - (torch.where(is_rice, digits, (1 << digits.clamp(max=32)) - 1) << shift)
+    ends = torch.cumsum(digits + 1, dim=0) - 1
+    start = 8 * ((ends[-1] + 8) // 8) + torch.cumsum(width, dim=0) - width
+    bits = torch.zeros(8 * length + 1, dtype=torch.uint8, device=at.device)      # the last one takes what is no bit
+    bits.scatter_(0, ends, 1)
+    for bit in range(dim.bit_length()):
+        bits.scatter_(0, torch.where((bit < width) & (rest >> bit & 1 == 1), start + bit, 8 * length), 1)
+    return pack_bits(bits[:-1]), form.to(torch.uint8)[None]
 
 
 def _encode_values(kept: Any, grid: Grid | None, row: int) -> tuple[list[Any], list[Any]]:
@@ -279,7 +350,12 @@ def _split(row: EncodedRow) -> tuple[memoryview, ...]:
         table = level_values(float(scale), body[2] if log else 0, format_.value_bits, log).astype(dtype)
         levels = np.concatenate([table, -table]).data.cast("B")
         body = body[format_.grid_length :]
-    if form % GROUPED == RICE:
+    if form == NUMBER:
+        positions = decode_code(body, format_).astype("<u4").data.cast("B")
+        return levels, positions, body[:0], body[positions_length(format_, body) :]
+    if format_.kind == GOLOMB:
+        first, second = golomb_parts(body, count, format_.order)
+    elif format_.kind == RICE:
         width = read_width(format_, body)
         body = body[WIDTH_BYTES * (width > 1) :]
         first, second = code_length(body, count, format_.dim // width)
@@ -302,12 +378,14 @@ def _expand(format_: RowFormat, levels: Any, first: Any, second: Any, values: An
     values = values.view(dtype) if codes is None else levels.view(dtype)[codes]
     if form == DENSE:
         return values
-    if form == INDEX:
-        return row.scatter_(0, _read_unsigned(first, index_width(dim)), values)
+    if form in (INDEX, NUMBER):
+        return row.scatter_(0, _read_unsigned(first, index_width(dim) if form == INDEX else _POSITION), values)
     if form == BITMAP:
         marked = unpack_bits(first)[:dim].to(torch.bool)
         number = (marked.cumsum(dim=0) - 1).clamp(min=0)
         return torch.where(marked, values[number], row)
+    if format_.kind == GOLOMB:
+        return row.scatter_(0, _decode_golomb(first, second, count, format_.order, dim), values)
     width = len(values) // count
     at = _decode_positions(first, second, count, rice_parameter(count, dim // width))
     grouped = row.view(-1, width)
@@ -320,6 +398,18 @@ def _decode_positions(unary: Any, lowest: Any, count: int, shift: int) -> Any:
     gaps = (torch.diff(ends, prepend=ends.new_full((1,), -1)) - 1) << shift
     if shift:
         gaps = gaps | unpack_codes(lowest, shift, count)
+    return torch.cumsum(gaps + 1, dim=0) - 1
+
+
+def _decode_golomb(unary: Any, lowest: Any, count: int, order: int, dim: int) -> Any:
+    numbers = torch.arange(1, count + 1, dtype=torch.int32, device=unary.device)
+    ends = torch.searchsorted(unpack_bits(unary).cumsum(dim=0, dtype=torch.int32), numbers)
+    digits = torch.diff(ends, prepend=ends.new_full((1,), -1)) - 1
+    gaps, width = ((1 << digits) - 1) << order, digits + order
+    start, stream = torch.cumsum(width, dim=0) - width, unpack_bits(lowest)
+    for bit in range(dim.bit_length() if len(stream) else 0):
+        place = (start + bit).clamp(max=len(stream) - 1)
+        gaps += torch.where(bit < width, stream[place].to(torch.int64) << bit, 0)
     return torch.cumsum(gaps + 1, dim=0) - 1
 
 

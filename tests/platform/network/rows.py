@@ -21,6 +21,13 @@ def random_rows(nodes: int, dim: int, dtype: Any, seed: int = 0) -> Any:
     return rows
 
 
+def cluster_rows(nodes: int, dim: int, dtype: Any = np.float32, seed: int = 0) -> Any:
+    """Return rows with a random scale per 20 entries: the large ones are beside each other."""
+    random = np.random.default_rng(seed)
+    scales = np.repeat(np.exp(random.standard_normal((nodes, -(-dim // 20)))), 20, axis=1)[:, :dim]
+    return (scales * random.standard_normal((nodes, dim))).astype(dtype)
+
+
 def compress(q: Compressor, rows: Any) -> Message:
     return q(rows, Key(0, np.arange(len(rows)), 0), "y")
 

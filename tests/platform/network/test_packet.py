@@ -1,5 +1,6 @@
 """Packets: several channels in one, every damaged byte detected, every error with its own exception."""
 
+import re
 import struct
 import tracemalloc
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.platform.network.rows import HEADER, compress, encode_one, random_rows, seal, set_byte
+from tests.platform.network.rows import HEADER, cluster_rows, compress, encode_one, random_rows, seal, set_byte
 
 from dbo.algorithms.api import Message, Qsgd, RowTopK, Sign, TopK, dense
+from dbo.platform.network.enumeration import enumerated_length
 from dbo.platform.network.packet import (
     Header,
     NotAPacketError,
@@ -24,7 +26,8 @@ from dbo.platform.network.packet import (
     expect_rows,
     measure,
 )
-from dbo.platform.network.row_format import CorruptError, WireError
+from dbo.platform.network.row_format import GOLOMB, NUMBER, CorruptError, WireError
+from dbo.platform.network.row_format import RICE as RICE_FORM
 from dbo.platform.network.torch_codecs import decode_rows
 
 
@@ -316,7 +319,8 @@ PACKETS = st.sampled_from([EMPTY, PACKET] + [
     for q in (TopK(ratio=0.1), TopK(ratio=0.1, bits=4), TopK(ratio=0.3, bits=3, levels="uniform"), RowTopK(width=4))
 ])
 FIELDS = st.fixed_dictionaries({"dim": COUNTS}) | st.fixed_dictionaries({}, optional={
-    "dim": COUNTS, "values": COUNTS, "dtype": st.integers(0, 3), "form": st.integers(0, 4) | st.integers(16, 21),
+    "dim": COUNTS, "values": COUNTS, "dtype": st.integers(0, 3),
+    "form": st.integers(0, 5) | st.integers(16, 21) | st.integers(31, 42),
     "bits": st.integers(0, 17) | st.integers(128, 145),
 })
 
@@ -367,6 +371,107 @@ def test_fuzz_forged_lengths(length: int, count: int, expected: Any) -> None:
             return
         with pytest.raises(WireError):
             decode(data, expected=expected)
+
+
+# ---- wide rows, whose codes are read by compiled kernels -------------------------------------------------------------
+
+LARGE = 70_001
+
+
+def encode_large(make: Any, ratio: float, bits: int | None) -> bytes:
+    return encode_one(compress(TopK(ratio=ratio, bits=bits), make(1, LARGE, np.float32, seed=5)))
+
+
+def normal_rows(nodes: int, dim: int, dtype: Any, seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((nodes, dim)).astype(dtype)
+
+
+LARGE_PACKETS = {
+    "rice": encode_large(normal_rows, 0.01, None), "rice, 4 bits": encode_large(normal_rows, 0.01, 4),
+    "golomb, 4 bits": encode_large(cluster_rows, 0.01, 4), "golomb, 9 bits": encode_large(cluster_rows, 0.05, 9),
+    "number": encode_large(normal_rows, 0.002, 3),
+}
+LARGE_EXPECTED = expect_rows({"y": dense(np.zeros((1, LARGE), np.float32))})
+NUMBER_BYTES = enumerated_length(140, LARGE)
+PADDED_PACKET = LARGE_PACKETS["golomb, 9 bits"]      # 31,500 bits of values
+GOLOMB_PACKET, NUMBER_PACKET = LARGE_PACKETS["golomb, 4 bits"], LARGE_PACKETS["number"]
+
+
+def decode_in_every_way(data: bytes) -> tuple[list[str], list[bytes]]:
+    """Return what refuses these bytes, and the rows otherwise: as an array, as marks, and expanded on a device."""
+    reasons, rows = [], []
+    for packed, expand in (((), True), (("y",), True), ((), False)):
+        try:
+            with limit_memory(1 << 22):
+                row = decode(data, packed, expected=LARGE_EXPECTED, expand=expand).channels["y"]
+        except CorruptError as error:
+            reasons.append(str(error))
+            continue
+        full = decode_rows({"y": [row]}, "cpu")["y"].numpy()[0] if not expand else row.dense(LARGE) if packed else row
+        rows.append(full.tobytes())
+    return reasons, rows
+
+
+@pytest.mark.parametrize("name", LARGE_PACKETS)
+def test_large_packets_have_the_forms_of_their_names(name: str) -> None:
+    """Control: the tests below change these forms, and unchanged they are decoded alike in every way."""
+    row = decode(LARGE_PACKETS[name], expected=LARGE_EXPECTED, expand=False).channels["y"]
+    kinds = {"rice": RICE_FORM, "golomb": GOLOMB, "number": NUMBER}
+    assert row.format.kind == kinds[name.split(",")[0]]
+    reasons, rows = decode_in_every_way(LARGE_PACKETS[name])
+    assert not reasons
+    assert len(set(rows)) == 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(LARGE_PACKETS)), st.data())
+def test_fuzz_bytes_of_large_rows(name: str, data: st.DataObject) -> None:
+    """Hostile bytes, forms, bits and counts reach the kernels: every way of decoding refuses them, or gives one row."""
+    packet = bytearray(LARGE_PACKETS[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.sampled_from([38, 39, 44, 45]) | st.integers(49, 60) | st.integers(49, len(packet) - 1))
+        packet[at] = data.draw(st.sampled_from([0, 1, 4, 5, 32, 41, 128, 255]) | st.integers(0, 255))
+    end = data.draw(st.just(len(packet)) | st.integers(36, len(packet)))
+    with np.errstate(all="ignore"):
+        reasons, rows = decode_in_every_way(seal(bytes(packet[:end])))
+    assert len(reasons) in (0, 3)
+    assert len(set(rows)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (forge_record(GOLOMB_PACKET, 36, form=32 + 10), "unknown form 42"),
+        (forge_record(GOLOMB_PACKET, 36, form=31), "unknown form 31"),
+        (forge_record(GOLOMB_PACKET, 36, bits=0), "it is of quantized wide rows"),
+        (forge_record(NUMBER_PACKET, 36, bits=0), "it is of quantized wide rows"),
+        (forge_record(GOLOMB_PACKET, 36, form=32 + 9), "expected a body of|bytes after the last message|a gap ends"),
+        (forge_record(GOLOMB_PACKET, 36, values=LARGE), "the gaps do not end with|no more are left"),
+        (set_byte(PADDED_PACKET, len(PADDED_PACKET) - 1, PADDED_PACKET[-1] | 128), "not padded with zeros"),
+        (forge_record(NUMBER_PACKET, 36, values=257), "257 of 70001 positions are not enumerated"),
+        (seal(NUMBER_PACKET[:52] + b"\xff" * NUMBER_BYTES + NUMBER_PACKET[52 + NUMBER_BYTES :]), "have this number"),
+        (seal(GOLOMB_PACKET[:52] + bytes(400) + GOLOMB_PACKET[452:]), "the gaps do not end with|a gap ends|no more"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_forged_codes_of_large_rows_are_refused(data: bytes, reason: str) -> None:
+    """Another order, form, number of values or number of a set, in every way of decoding."""
+    reasons, rows = decode_in_every_way(data)
+    assert not rows
+    assert len(reasons) == 3
+    for found in reasons:
+        assert re.search(reason, found)
+
+
+@pytest.mark.parametrize("form", [5, 32, 41])
+@pytest.mark.parametrize("values", [1, 256, 100_000, (1 << 28) - 1])
+def test_a_short_packet_with_a_code_cannot_request_much_memory(form: int, values: int) -> None:
+    """A record that announces 2^28 entries and their codes, with 60 bytes of body: refused, with little memory."""
+    data = forge_record(seal(GOLOMB_PACKET[:109]), 36, form=form, dim=1 << 28, values=values)
+    for expected in (None, expect_rows({"y": dense(np.zeros((1, LARGE), np.float32))})):
+        for packed in ((), ("y",)):
+            with limit_memory(100_000), pytest.raises(CorruptError):
+                decode(data, packed, expected=expected)
 
 
 # ---- what a sender may send ------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_kernels_write_the_same_bytes(count: int) -> None:
     assert unary == coder.unary_bytes(at, dim)
     assert b"".join(coder.encode_packed(packed, dim, unary)) == code
     if count:
-        np.testing.assert_array_equal(coder.decode_words(memoryview(code), len(at), dim), packed.words)
+        np.testing.assert_array_equal(coder.decode_words(memoryview(code), len(at), dim)[0], packed.words)
 
 
 @settings(max_examples=200, deadline=None)
