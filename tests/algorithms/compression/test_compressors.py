@@ -1,6 +1,6 @@
 """Compressors: contraction, exact selection, and independence of packing."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -120,17 +120,18 @@ def test_deterministic_compressors_contract(rows: Any) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(stacks(), st.sampled_from([1e-3, 1.0, 30.0]), st.integers(0, 5), st.floats(0.5, 1.0))
-def test_lazy_contracts_up_to_its_threshold(rows: Any, threshold: float, first: int, decay: float) -> None:
-    """‖Q(v) − v‖² ≤ (1 − δ)‖v‖² + d τ² in every round, τ = threshold · decay^round, with and without quantization."""
+@given(stacks(), st.sampled_from([1e-3, 1.0, 30.0]), st.floats(0.5, 1.0), st.sampled_from([0.2, 0.9]))
+def test_lazy_contracts_up_to_its_threshold(rows: Any, threshold: float, decay: float, ratio: float) -> None:
+    """‖Q(v) − v‖² ≤ (1 − δ)‖v‖² + d τ², τ = threshold · decay^round, for rows of any size and of about τ."""
     exact, dim = rows.astype(np.float64), rows.shape[1]
-    size = np.sum(exact**2, axis=1)
-    for bits in (None, 4):
-        q = Lazy(threshold=threshold, decay=decay, ratio=0.3, bits=bits)
-        for round_ in range(first, first + 4):
-            error = np.sum((q(exact, key(len(rows), round_), "y").values - exact) ** 2, axis=1)
-            slack = dim * (threshold * decay**round_) ** 2
-            assert np.all(error <= (1 - q.contraction(dim)) * size + slack * (1 + 1e-9) + 1e-9 * size + 1e-300)
+    unit = exact / np.maximum(np.sqrt(np.mean(exact**2, axis=1, keepdims=True)), 1e-150)
+    for round_ in range(4):
+        tau = threshold * decay**round_
+        for bits, v in product((None, 4), (exact, *(size * tau * unit for size in (0.99, 1.01, 1.4)))):
+            q = Lazy(threshold=threshold, decay=decay, ratio=ratio, bits=bits)
+            error = np.sum((q(v, key(len(rows), round_), "y").values - v) ** 2, axis=1)
+            bound = (1 - q.contraction(dim)) * np.sum(v**2, axis=1) + dim * tau**2
+            assert np.all(error <= bound * (1 + 1e-9) + 1e-300)
 
 
 def test_lazy_needs_its_threshold_in_the_bound() -> None:
