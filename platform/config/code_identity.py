@@ -24,6 +24,8 @@ NUMERICS = (
     "dbo.platform.network.row_format",      # the same: forms of a row, and their lengths in the metrics
     "dbo.platform.network.codecs",          # the same: rows of the host
     "dbo.platform.network.positions",       # the same: lengths of coded positions
+    "dbo.platform.network.golomb",          # the same
+    "dbo.platform.network.enumeration",     # the same
     "dbo.platform.network.measuring",       # the same: lengths of many short rows at once
     "dbo.platform.network.decoding",        # the same: received rows
     "dbo.platform.network.torch_codecs",    # the same: rows of a device

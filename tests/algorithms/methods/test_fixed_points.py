@@ -72,13 +72,13 @@ def soba_at_rest(problem: QuadraticProblem, shard: Any, x: Array, y: Array) -> t
 
 
 def sparkle_at_rest(start: Any, cfg: Any, x: Array, y: Array, v: Array, d: Directions) -> Any:
-    """ed remembers ψ = s − a D, extra q = −a D, gt D; the trackers of gt are 0."""
-    along, memory = {}, {}
+    """ed remembers ψ = s − a D, extra q = −a D, gt nothing; the trackers of gt are 0."""
+    memory, track = {}, {}
     for part, s in (("x", x), ("y", y), ("v", v)):
         rule, a, local = getattr(cfg, f"rule_{part}"), getattr(cfg, f"eta_{part}"), getattr(d, part)
-        along[part] = 0 * s if rule == "gt" else local
-        memory[part] = {"ed": s - a * local, "extra": -a * local, "gt": local}[rule]
-    return replace(start, x=x, y=y, v=v, along=Directions(**along), memory=Directions(**memory))
+        memory[part] = {"ed": s - a * local, "extra": -a * local, "gt": s[:, :0]}[rule]
+        track[part] = 0 * s if rule == "gt" else s[:, :0]
+    return replace(start, x=x, y=y, v=v, d=d, memory=Directions(**memory), track=Directions(**track))
 
 
 def moreau_at_rest(problem: QuadraticProblem, cfg: Any, x: Array) -> tuple[Array, Array]:

@@ -113,7 +113,7 @@ def test_a_planted_leak_is_found(monkeypatch: pytest.MonkeyPatch, leak: str) -> 
 
 @every_compressor
 def test_fetched_bytes_are_those_of_the_ledger(compressor: str) -> None:
-    """A round fetches the bodies of its packets, 16 bytes per sparse row, and 1 byte per row of levels: no more.
+    """A round fetches the bodies of its packets, 24 bytes per sparse row, and 1 byte per row of levels: no more.
 
     It uploads the bodies that it receives, aligned to 8 bytes.
     """
@@ -122,7 +122,7 @@ def test_fetched_bytes_are_those_of_the_ledger(compressor: str) -> None:
         advance(blocks, rounds=1)
     bodies = sum(block.ledger.totals()["values_indices_broadcast"] for block in blocks)
     compressed_rows = 4 * 3 * 4                 # nodes, inner steps, channels
-    beside = {"identity": 0, "top_k": 16, "rand_k": 16}.get(compressor, 1) * compressed_rows
+    beside = {"identity": 0, "top_k": 24, "rand_k": 24}.get(compressor, 1) * compressed_rows
     assert sum(crossed.fetched) == bodies + beside
     rows = compressed_rows + 4 * 2              # and x and s, uncompressed
     if compressor in ("top_k", "identity", "sign"):      # the other two upload random numbers as well
