@@ -367,7 +367,7 @@ def compare_methods(chosen: argparse.Namespace, old: Path) -> None:
                 for version, root in ((chosen.against, old), ("this code", ROOT)):
                     processes[version] = OtherProcess(root, chosen, {"name": name, **before[name]})
                 print(f"{name}", flush=True)
-                _, processor = time_processes(processes, repeats=2)
+                _, processor = time_processes(processes, repeats=2 if chosen.quick else 8)
             except NoRoundsError as error:
                 print(f"  {name} skipped, it does not run with the parameters of {chosen.against}: {error}", flush=True)
                 continue
